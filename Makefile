@@ -60,9 +60,9 @@ lint: preconditions ## formatting, clippy, shellcheck, layers, references of the
 	$(RUN_CARGO) fmt --all --check
 	$(RUN_CARGO) fmt --manifest-path tests/models/Cargo.toml --check
 	$(RUN_CARGO) clippy --workspace --all-targets --locked --profile quick -- -D warnings
-	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\b(bash|sh)$$') tools/rsrun.bash-completion
+	shellcheck -x -P SCRIPTDIR $$(git ls-files | xargs grep -lE '^#!.*\b(bash|sh)$$') programs/rsrun.bash-completion
 	scripts/layers
-	bench/charts --check
+	tests/bench/charts --check
 	scripts/docs-check
 
 check: preconditions ## run the suites of tests that show each part, in minutes; scripts/check --list names all
@@ -75,12 +75,12 @@ demo: ## install what is missing, build, run rping and ucmatose in the lab
 	scripts/demo
 
 bench: all ## compare the speed of rsockets with the reference's, TCP's and raw verbs'
-	bench/run
-	bench/emulated || [ $$? = 77 ]
-	bench/emulated --device siw --only vectored || [ $$? = 77 ]
+	tests/bench/run
+	tests/bench/emulated || [ $$? = 77 ]
+	tests/bench/emulated --device siw --only vectored || [ $$? = 77 ]
 
 lab: ## build the kernel of the lab, unless the machine has it already
-	lab/kernel path
+	tests/lab/kernel path
 
 headers: preconditions ## write the generated headers in include/rdma anew
 	$(RUN_CARGO) run -q --profile quick -p headers -- include/rdma
@@ -114,8 +114,8 @@ deb: preconditions ## build the source package and the Debian packages in target
 opt: all ## write the tarball for /opt of any distribution, into target/package
 	packaging/opt/build
 
-kit: all ## build rdmacm-verify, which tests on machines with RDMA adapters (kit/README.md), in target/package
-	kit/build
+kit: all ## build rdmacm-verify, which tests on machines with RDMA adapters (programs/kit/README.md), in target/package
+	programs/kit/build
 
 clean: preconditions ## remove what was built
 	$(RUN_CARGO) clean

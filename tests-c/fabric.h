@@ -10,7 +10,7 @@
 
 #include <infiniband/sa.h>
 
-/* The module's parameters (lab/ib/main.c). */
+/* The module's parameters (tests/lab/ib/main.c). */
 bool fabric_set(const char *parameter, long value);
 
 /* Management classes whose packets can be lost. */

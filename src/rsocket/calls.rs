@@ -16,8 +16,8 @@ use super::growth_budget;
 use super::poll;
 use super::pollable::{Lookup, Pollable};
 use super::reactor;
-use super::stream::{self, Stream, Value};
-use super::table::Table;
+use super::stream::{self, Received, Stream, Value};
+use super::table::{Pinned, Table};
 use crate::diag::{self, Endpoints};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
@@ -203,36 +203,45 @@ pub(super) unsafe fn after_fork() {
     unsafe { TABLE.after_fork() };
 }
 
-/// Fast path of a stream: returns buffered data without setting errno. `Err(true)`: nothing was
-/// available. `Err(false)`: this call needs the slow path. The caller calls [`receive_one`] in both
-/// cases.
+/// Fast path of a stream: receives what is buffered, or what comes next, without setting errno.
+/// `Err(None)`: this call needs [`receive`], and has done nothing.
 ///
 /// # Safety
 /// `len` bytes at `start` are writable.
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
-pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
-    let Some(_mark) = Mark::set() else { return Err(false) };
-    match TABLE.pin(fd).as_deref() {
-        // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller.
-        Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.receive_at_once(start, len, flags) },
-        _ => Err(false),
+pub unsafe fn receive_at_once(
+    fd: c_int,
+    start: *mut u8,
+    len: usize,
+    flags: c_int,
+) -> std::result::Result<usize, Option<Errno>> {
+    let _mark = Mark::set().ok_or(None)?;
+    let pinned = TABLE.pin(fd).ok_or(None)?;
+    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return Err(None) };
+    // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller.
+    match unsafe { socket.receive_at_once(start, len, flags) } {
+        Received::Data(len) => Ok(len),
+        Received::Failed(error) => Err(error),
+        // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller; this thread has
+        // locked the stream.
+        Received::Nothing => unsafe { receive_locked(pinned, start, len, flags).map_err(Some) },
     }
 }
 
-/// rrecv(3) and rread(3) after [`receive_at_once`], whose error is `nothing_available`.
+/// Continues a call that waits.
 ///
 /// # Safety
-/// The buffer is writable.
-pub unsafe fn receive_one(fd: c_int, buffer: iovec, flags: c_int, nothing_available: bool) -> Result<usize> {
-    match TABLE.get(fd).as_deref() {
-        // SAFETY: the buffer is writable: guaranteed by the caller.
-        Some(Object::Socket(Socket::Stream(socket))) if nothing_available => unsafe {
-            socket.receive_one(buffer, flags)
-        },
-        // SAFETY: the buffer is writable: guaranteed by the caller.
-        _ => unsafe { receive(fd, &[buffer], flags).map(|received| received.len) },
-    }
+/// `len` bytes at `start` are writable. This thread has locked the stream.
+#[inline(never)]
+unsafe fn receive_locked(pinned: Pinned<'_, Object>, start: *mut u8, len: usize, flags: c_int) -> Result<usize> {
+    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return Err(Errno::EBADF) };
+    // A pin does not last while the call waits.
+    let stream = Arc::clone(socket);
+    drop(pinned);
+    // SAFETY: `len` bytes at `start` are writable, and this thread has locked the stream: guaranteed
+    // by the caller.
+    unsafe { stream.receive_locked(start, len, flags) }
 }
 
 /// rrecvmsg(3) and related calls.

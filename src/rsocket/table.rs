@@ -13,7 +13,6 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU32;
 #[cfg(not(all(test, loom)))]
 use std::{
     thread,
@@ -32,17 +31,8 @@ use crate::sys::sync::{
 const FIRST: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
 /// Number of words by which a slot is as large as a cache line.
 const REST_OF_LINE: usize = 64 / size_of::<usize>() - 2;
-/// Sufficient for all descriptor numbers.
-const CHUNKS: usize = 26;
-
-/// Number of forks between this process and the one that loaded the library. The child of a fork in
-/// a signal handler returns to calls that its parent has begun: their pins are not the child's.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
-
-#[inline]
-fn generation() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
-}
+/// As many as [`chunk_of`] tells apart; 26 are sufficient for all descriptor numbers.
+const CHUNKS: usize = 32;
 
 /// The slot of a descriptor number. The threads of other numbers write to other cache lines.
 struct Slot<T> {
@@ -56,7 +46,6 @@ struct Slot<T> {
 
 impl<T> Slot<T> {
     fn get(&self) -> Option<Arc<T>> {
-        let generation = generation();
         // AcqRel orders this before the load: either `wait_for_pins` sees this pin, or the load
         // sees the change made before `wait_for_pins`.
         self.pins.fetch_add(1, Ordering::AcqRel);
@@ -69,29 +58,28 @@ impl<T> Slot<T> {
                 Arc::from_raw(object.as_ptr())
             }
         });
-        self.unpin(generation);
+        self.unpin();
         reference
     }
 
     #[inline]
     fn pin(&self) -> Option<Pinned<'_, T>> {
-        let generation = generation();
         // Ordered as in `get`.
         self.pins.fetch_add(1, Ordering::AcqRel);
         match NonNull::new(self.object.load(Ordering::Acquire)) {
-            Some(object) => Some(Pinned { slot: self, object, generation }),
+            Some(object) => Some(Pinned { slot: self, object }),
             None => {
-                self.unpin(generation);
+                self.unpin();
                 None
             }
         }
     }
 
-    /// Undoes a pin of this generation.
+    /// Undoes a pin.
     #[inline]
-    fn unpin(&self, of: u32) {
-        // A handler may fork between the two: then there is no pin.
-        if of == generation() && self.pins.fetch_sub(1, Ordering::Release) == 0 {
+    fn unpin(&self) {
+        // There is none in a child that a handler has made meanwhile ([`Table::after_fork`]).
+        if self.pins.fetch_sub(1, Ordering::Release) == 0 {
             self.pins.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -127,18 +115,16 @@ impl<T> Slot<T> {
     }
 
     /// Waits until no reader can still take a reference to the object that was removed. Returns
-    /// false if the wait would not end: the caller is a signal handler that has interrupted the
-    /// reader, or a handler has left the reader's call by siglongjmp(3). Also in a child that
-    /// another handler has made meanwhile: it returns to the reader.
+    /// false if the wait would not end: a handler has left the reader's call by siglongjmp(3).
     fn wait_for_pins(&self) -> bool {
-        let (mut patience, generation_before) = (Patience::default(), generation());
+        let mut patience = Patience::default();
         // A read-modify-write operation sees the latest value, whereas a load may see an older one.
         while self.pins.fetch_add(0, Ordering::AcqRel) != 0 {
             if !patience.yield_to_reader() {
                 return false;
             }
         }
-        generation_before == generation()
+        true
     }
 }
 
@@ -181,7 +167,6 @@ impl Patience {
 pub struct Pinned<'a, T> {
     slot: &'a Slot<T>,
     object: NonNull<T>,
-    generation: u32,
 }
 
 impl<T> std::ops::Deref for Pinned<'_, T> {
@@ -197,31 +182,32 @@ impl<T> std::ops::Deref for Pinned<'_, T> {
 impl<T> Drop for Pinned<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.slot.unpin(self.generation);
+        self.slot.unpin();
     }
 }
 
 /// Objects by descriptor number. Intended for statics: chunks are never freed.
 pub struct Table<T> {
-    chunks: [AtomicPtr<Slot<T>>; CHUNKS],
+    /// Where the slot of number 0 would be, if all slots were in the row of this chunk's; null
+    /// without a chunk. So the number is the index in each chunk.
+    origins: [AtomicPtr<Slot<T>>; CHUNKS],
 }
 
 impl<T: Send + Sync> Table<T> {
     /// Returns an empty table.
     #[cfg(not(all(test, loom)))]
     pub const fn new() -> Table<T> {
-        Table { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
+        Table { origins: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
     }
 
     /// Makes `object` the object of `fd`. Returns the previous one, whose descriptor the program
     /// closed without the library.
     pub fn insert(&self, fd: c_int, object: Arc<T>) -> Result<Option<Arc<T>>> {
-        let (chunk, index) = locate(fd).ok_or(Errno::EBADF)?;
-        let slots = match self.chunk(chunk) {
-            Some(slots) => slots,
-            None => self.grow(chunk)?,
-        };
-        let slot = slots.get(index).ok_or(Errno::EBADF)?;
+        let number = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
+        if self.slot(fd).is_none() {
+            self.grow(chunk_of(number))?;
+        }
+        let slot = self.slot(fd).ok_or(Errno::ENOMEM)?;
         Ok(slot.swap(Arc::into_raw(object).cast_mut()))
     }
 
@@ -248,7 +234,7 @@ impl<T: Send + Sync> Table<T> {
     /// Calls `each` with every object, in ascending order of the numbers.
     pub fn for_each(&self, mut each: impl FnMut(c_int, Arc<T>)) {
         for chunk in 0..CHUNKS {
-            for (index, slot) in self.chunk(chunk).unwrap_or_default().iter().enumerate() {
+            for (index, slot) in self.chunk(chunk).iter().enumerate() {
                 // A pin would make the page of an empty slot take memory.
                 if slot.object.load(Ordering::Relaxed).is_null() {
                     continue;
@@ -268,7 +254,7 @@ impl<T: Send + Sync> Table<T> {
     /// The process has no other thread.
     pub unsafe fn after_fork(&self) {
         for chunk in 0..CHUNKS {
-            for slot in self.chunk(chunk).unwrap_or_default() {
+            for slot in self.chunk(chunk) {
                 // Write only where necessary: the pages are shared with the parent.
                 if slot.pins.load(Ordering::Relaxed) != 0 {
                     // Leaked.
@@ -277,32 +263,40 @@ impl<T: Send + Sync> Table<T> {
                 }
             }
         }
-        GENERATION.fetch_add(1, Ordering::Relaxed);
     }
 
+    #[inline]
     fn slot(&self, fd: c_int) -> Option<&Slot<T>> {
-        let (chunk, index) = locate(fd)?;
-        self.chunk(chunk)?.get(index)
+        let number = u32::try_from(fd).ok()?;
+        let origin = NonNull::new(self.origins[chunk_of(number)].load(Ordering::Acquire))?;
+        // SAFETY: `grow` has published the slots of the chunk, which are never freed, and this
+        // number's is among them.
+        Some(unsafe { &*origin.as_ptr().wrapping_add(number as usize) })
     }
 
-    fn chunk(&self, chunk: usize) -> Option<&[Slot<T>]> {
-        let slots = NonNull::new(self.chunks.get(chunk)?.load(Ordering::Acquire))?;
-        // SAFETY: `grow` has published `FIRST << chunk` slots, which are never freed.
-        Some(unsafe { std::slice::from_raw_parts(slots.as_ptr(), FIRST << chunk) })
+    fn chunk(&self, chunk: usize) -> &[Slot<T>] {
+        let origin = self.origins[chunk].load(Ordering::Acquire);
+        if origin.is_null() {
+            return &[];
+        }
+        // SAFETY: `grow` has published `FIRST << chunk` slots from this number on, which are never
+        // freed.
+        unsafe { std::slice::from_raw_parts(origin.wrapping_add(start(chunk)), FIRST << chunk) }
     }
 
     /// Allocates a chunk, unless another thread is faster.
-    fn grow(&self, chunk: usize) -> Result<&[Slot<T>]> {
+    fn grow(&self, chunk: usize) -> Result<()> {
         let layout = Layout::array::<Slot<T>>(FIRST << chunk).map_err(|_| Errno::ENOMEM)?;
-        let published = self.chunks.get(chunk).ok_or(Errno::EBADF)?;
         let fresh = allocate(layout, FIRST << chunk)?;
-        let won =
-            published.compare_exchange(ptr::null_mut(), fresh.as_ptr(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if !won {
+        // Not null: the allocator's lowest addresses are above the numbers of small chunks, and
+        // large ones are mapped.
+        let origin = fresh.as_ptr().wrapping_sub(start(chunk));
+        let published = &self.origins[chunk];
+        if published.compare_exchange(ptr::null_mut(), origin, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             // SAFETY: allocated above with this layout, and not visible to other threads.
             unsafe { dealloc(fresh.as_ptr().cast(), layout) };
         }
-        self.chunk(chunk).ok_or(Errno::ENOMEM)
+        Ok(())
     }
 }
 
@@ -321,11 +315,10 @@ fn allocate<T>(layout: Layout, _count: usize) -> Result<NonNull<Slot<T>>> {
     NonNull::new(unsafe { alloc_zeroed(layout) }.cast()).ok_or(Errno::ENOMEM)
 }
 
-/// Returns the chunk of a number and the index in it.
-fn locate(fd: c_int) -> Option<(usize, usize)> {
-    let fd = usize::try_from(fd).ok()?;
-    let chunk = (fd / FIRST + 1).ilog2() as usize;
-    Some((chunk, fd - start(chunk)))
+/// Returns the chunk of a number.
+#[inline]
+fn chunk_of(number: u32) -> usize {
+    (number / FIRST as u32 + 1).ilog2() as usize
 }
 
 /// Returns the number of the first slot of a chunk.
@@ -342,15 +335,13 @@ mod tests {
 
     #[test]
     fn every_number_has_a_slot() {
-        for (fd, chunk, index) in [(0, 0, 0), (63, 0, 63), (64, 1, 0), (191, 1, 127), (192, 2, 0)] {
-            assert_eq!(locate(fd), Some((chunk, index)));
+        for (number, chunk) in [(0, 0), (63, 0), (64, 1), (191, 1), (192, 2)] {
+            assert_eq!(chunk_of(number), chunk);
         }
-        assert_eq!(locate(c_int::MAX).map(|(chunk, _)| chunk), Some(CHUNKS - 1));
-        assert_eq!(locate(-1), None);
-        for fd in 0..100_000 {
-            let (chunk, index) = locate(fd).unwrap();
-            assert!(index < FIRST << chunk);
-            assert_eq!(start(chunk) + index, fd as usize);
+        assert_eq!(chunk_of(c_int::MAX as u32), 25);
+        for number in 0..100_000 {
+            let chunk = chunk_of(number);
+            assert!((start(chunk)..start(chunk) + (FIRST << chunk)).contains(&(number as usize)));
         }
     }
 
@@ -402,7 +393,7 @@ mod tests {
         table.insert(9, Arc::new(1)).unwrap();
         let slot = table.slot(9).unwrap();
         slot.pins.store(1, Ordering::Relaxed);
-        let (pinned, before) = (table.pin(9).unwrap(), generation());
+        let pinned = table.pin(9).unwrap();
         // SAFETY: the child allocates nothing, takes no lock, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -410,7 +401,7 @@ mod tests {
             unsafe { table.after_fork() };
             let removed = table.remove(9, None);
             let is_kept = removed.as_ref().is_some_and(|removed| Arc::strong_count(removed) == 2) && *pinned == 1;
-            slot.unpin(before);
+            slot.unpin();
             drop(pinned);
             let has_none = slot.pins.load(Ordering::Relaxed) == 0;
             // SAFETY: ends the child.
@@ -506,8 +497,8 @@ mod models {
     use super::*;
 
     fn table() -> Arc<Table<u32>> {
-        let chunks = std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()));
-        Arc::new(Table { chunks })
+        let origins = std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()));
+        Arc::new(Table { origins })
     }
 
     /// Runs `first` and `second` concurrently on a table with 1 as object of number 0, then empties

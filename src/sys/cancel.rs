@@ -12,8 +12,8 @@
 //! A call that may wait is a cancellation point even if it need not ([`in_waiting_call`]), as the
 //! system call that it stands for: otherwise a thread that only sends would never end.
 //!
-//! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`].
-//! They make only the system calls of libibverbs, with cancellation disabled ([`disabled`]):
+//! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`], nor
+//! does an rrecv that has found nothing and sleeps. They make only the system calls of libibverbs, with cancellation disabled ([`disabled`]):
 //! write(2), which notifies software devices of work, is a cancellation point.
 
 use std::ffi::{CStr, c_int, c_void};
@@ -23,7 +23,7 @@ use std::ptr;
 use once_cell::race::OnceBool;
 
 use super::mark;
-use super::thread_word::{Word, read, write};
+use super::thread_word::{Word, Words, read};
 
 /// `struct _pthread_cleanup_buffer` of pthread.h.
 #[repr(C)]
@@ -67,10 +67,16 @@ pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
 
 /// As [`in_call`], for a call that may wait: the thread ends here if it was cancelled before.
 pub fn in_waiting_call<T>(call: impl FnOnce() -> T) -> T {
-    // The thread is marked, and a handler of the cancellation may make calls.
-    // SAFETY: the call has not begun, so that there is nothing to undo.
-    mark::asleep(|| unsafe { pthread_testcancel() });
+    test();
     in_call(call)
+}
+
+/// The thread ends here if it was cancelled before. The call of the program has done nothing, or
+/// everything.
+pub fn test() {
+    // The thread is marked, and a handler of the cancellation may make calls.
+    // SAFETY: there is nothing to undo.
+    mark::asleep(|| unsafe { pthread_testcancel() });
 }
 
 /// As [`in_call`], for calls that must not be cancelled while they sleep, either.
@@ -80,10 +86,11 @@ pub fn never<T>(call: impl FnOnce() -> T) -> T {
 
 #[inline]
 fn with_word<T>(word: usize, call: impl FnOnce() -> T) -> T {
-    let before = read(Word::Cancel);
-    write(Word::Cancel, word);
+    let words = Words::here();
+    let before = words.read(Word::Cancel);
+    words.write(Word::Cancel, word);
     let result = call();
-    write(Word::Cancel, before);
+    words.write(Word::Cancel, before);
     result
 }
 

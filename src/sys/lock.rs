@@ -94,6 +94,15 @@ impl<T> Lock<T> {
         self.take(FREE, here())
     }
 
+    /// Returns the guard that was forgotten.
+    ///
+    /// # Safety
+    /// This thread holds the lock, and has no other guard of it.
+    #[inline]
+    pub unsafe fn resume(&self) -> Guard<'_, T> {
+        Guard { lock: self }
+    }
+
     /// Returns whether this thread holds it.
     pub fn is_mine(&self) -> bool {
         self.word.load(Ordering::Relaxed) & !AWAITED == here()
@@ -216,6 +225,7 @@ pub(super) mod outside {
     use std::time::Duration;
 
     use crate::sys::clock;
+    use crate::sys::thread_word::Words;
 
     /// Number of polls before sleeping: the holder usually unlocks soon.
     pub const LOOKS: u32 = 100;
@@ -228,9 +238,7 @@ pub(super) mod outside {
     /// same number.
     #[inline]
     pub fn here() -> u64 {
-        // SAFETY: never fails. The number is the address of the C library's thread descriptor,
-        // which is aligned.
-        unsafe { libc::pthread_self() as u64 }
+        Words::here().address() as u64
     }
 
     /// Returns the half of the word that contains [`AWAITED`](super::AWAITED).

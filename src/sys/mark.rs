@@ -11,14 +11,14 @@
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::thread_word::{Word, read, write};
+use super::thread_word::{Word, Words, read, write};
 
 /// The mark of a thread that forks, whose handlers of fork() hold locks.
 const FORKS: usize = 1;
 
 /// Exists while a call runs.
 #[derive(Debug)]
-pub struct Mark(());
+pub struct Mark(Words);
 
 impl Mark {
     /// Marks the thread. Returns `None` in a signal handler that has interrupted a call.
@@ -26,14 +26,14 @@ impl Mark {
     #[inline(always)]
     pub fn set() -> Option<Mark> {
         let frame = 0_u8;
-        let here = ptr::from_ref(&frame).addr();
-        if read(Word::Mark) != 0 && !is_stale(read(Word::Mark), here) {
+        let (words, here) = (Words::here(), ptr::from_ref(&frame).addr());
+        if words.read(Word::Mark) != 0 && !is_stale(words.read(Word::Mark), here) {
             return None;
         }
-        write(Word::Mark, here);
+        words.write(Word::Mark, here);
         // A handler sees the mark before what the call does.
         compiler_fence(Ordering::SeqCst);
-        Some(Mark(()))
+        Some(Mark(words))
     }
 }
 
@@ -41,7 +41,7 @@ impl Drop for Mark {
     #[inline]
     fn drop(&mut self) {
         compiler_fence(Ordering::SeqCst);
-        write(Word::Mark, 0);
+        self.0.write(Word::Mark, 0);
     }
 }
 
@@ -62,10 +62,11 @@ pub fn end_fork() {
 /// Runs `call`, which sleeps and holds no lock.
 #[inline]
 pub fn asleep<T>(call: impl FnOnce() -> T) -> T {
-    let before = read(Word::Mark);
-    write(Word::Mark, 0);
+    let words = Words::here();
+    let before = words.read(Word::Mark);
+    words.write(Word::Mark, 0);
     let result = call();
-    write(Word::Mark, before);
+    words.write(Word::Mark, before);
     result
 }
 

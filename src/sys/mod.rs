@@ -28,7 +28,7 @@ pub mod signals;
 pub mod sockaddr;
 mod spare_pages;
 pub mod sync;
-mod thread_word;
+pub(crate) mod thread_word;
 pub mod uapi;
 pub mod ucma;
 pub mod ud;

@@ -1,7 +1,7 @@
 //! The data path of a connected QP: completion queues and channel, memory regions, work requests.
 
 use std::ffi::c_int;
-use std::mem::{MaybeUninit, zeroed};
+use std::mem::MaybeUninit;
 use std::process;
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -154,6 +154,7 @@ impl CompletionQueue {
     }
 
     /// Requests an event for the next completion.
+    #[inline]
     pub fn arm(&self) -> Result<()> {
         // SAFETY: a live CQ of an open context.
         let result = unsafe {
@@ -348,32 +349,30 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
     let mut next = ptr::null_mut();
     for ((item, request), list) in work.iter().zip(&mut requests).zip(&mut lists).rev() {
         let list = list.write(item.sg_list.map(|sge| ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey }));
-        // SAFETY: all zeros are a valid value of this structure.
-        let request = request.write(unsafe { zeroed() });
-        request.wr_id = item.wr_id;
-        request.next = next;
-        request.sg_list = list.as_mut_ptr();
-        request.num_sge = item.sg_list.iter().take_while(|sge| sge.len > 0).count() as c_int;
-        request.opcode = match item.opcode {
-            Opcode::Write => verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE,
-            Opcode::WriteImm(imm) => {
-                request.__bindgen_anon_1.imm_data = imm;
-                verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM
-            }
-            Opcode::Send => verbs::ibv_wr_opcode::IBV_WR_SEND,
-            Opcode::Read => {
-                // Soft-iWARP rejects a read without an element.
-                request.num_sge = 1;
-                verbs::ibv_wr_opcode::IBV_WR_RDMA_READ
-            }
+        let count = item.sg_list.iter().take_while(|sge| sge.len > 0).count() as c_int;
+        let (opcode, imm, num_sge) = match item.opcode {
+            Opcode::Write => (verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, count),
+            Opcode::WriteImm(imm) => (verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, imm, count),
+            Opcode::Send => (verbs::ibv_wr_opcode::IBV_WR_SEND, 0, count),
+            // Soft-iWARP rejects a read without an element.
+            Opcode::Read => (verbs::ibv_wr_opcode::IBV_WR_RDMA_READ, 0, 1),
         };
-        request.wr.rdma.remote_addr = item.addr;
-        request.wr.rdma.rkey = item.rkey;
-        if item.signaled {
-            request.send_flags |= verbs::ibv_send_flags::IBV_SEND_SIGNALED.0;
-        }
-        if item.inline && request.num_sge > 0 {
-            request.send_flags |= verbs::ibv_send_flags::IBV_SEND_INLINE.0;
+        let signaled = if item.signaled { verbs::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
+        let inline = if item.inline && num_sge > 0 { verbs::ibv_send_flags::IBV_SEND_INLINE.0 } else { 0 };
+        let request = request.as_mut_ptr();
+        // Only what these opcodes use: clearing the rest would take a tenth of the instructions of a
+        // message.
+        // SAFETY: the request is writable.
+        unsafe {
+            (&raw mut (*request).wr_id).write(item.wr_id);
+            (&raw mut (*request).next).write(next);
+            (&raw mut (*request).sg_list).write(list.as_mut_ptr());
+            (&raw mut (*request).num_sge).write(num_sge);
+            (&raw mut (*request).opcode).write(opcode);
+            (&raw mut (*request).send_flags).write(signaled | inline);
+            (&raw mut (*request).__bindgen_anon_1.imm_data).write(imm);
+            (&raw mut (*request).wr.rdma.remote_addr).write(item.addr);
+            (&raw mut (*request).wr.rdma.rkey).write(item.rkey);
         }
         next = request;
     }

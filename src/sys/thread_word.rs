@@ -13,21 +13,26 @@ pub enum Word {
     Cancel,
 }
 
+/// The words of the calling thread, for several accesses.
+pub use words::Words;
+
 /// Returns a word of the calling thread.
 #[inline]
 pub fn read(word: Word) -> usize {
-    words::read(word as usize)
+    Words::here().read(word)
 }
 
 /// Changes a word of the calling thread.
 #[inline]
 pub fn write(word: Word, value: usize) {
-    words::write(word as usize, value);
+    Words::here().write(word, value);
 }
 
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(all(test, loom))))]
 mod words {
     use std::arch::{asm, global_asm};
+
+    use super::Word;
 
     global_asm!(
         ".pushsection .tbss.rdmacm_words, \"awT\", %nobits",
@@ -41,6 +46,10 @@ mod words {
         ".popsection",
     );
 
+    /// Not for another thread: a pointer is neither `Send` nor `Sync`.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Words(*mut usize);
+
     #[inline]
     fn words() -> *mut usize {
         let words: *mut usize;
@@ -51,7 +60,7 @@ mod words {
                 "mov {words}, qword ptr fs:[0]",
                 "add {words}, qword ptr [rip + rdmacm_words@GOTTPOFF]",
                 words = out(reg) words,
-                options(nostack, readonly, pure),
+                options(nostack, nomem, pure),
             );
         }
         #[cfg(target_arch = "aarch64")]
@@ -64,24 +73,37 @@ mod words {
                 "add {words}, {words}, {distance}",
                 words = out(reg) words,
                 distance = out(reg) _,
-                options(nostack, readonly, pure),
+                options(nostack, nomem, pure),
             );
         }
         words
     }
 
-    #[inline]
-    pub fn read(index: usize) -> usize {
-        // SAFETY: one of the two words of this thread. Only this thread and its signal handlers
-        // access it.
-        unsafe { words().add(index).read_volatile() }
-    }
+    impl Words {
+        #[inline]
+        pub fn here() -> Words {
+            Words(words())
+        }
 
-    #[inline]
-    pub fn write(index: usize, value: usize) {
-        // SAFETY: one of the two words of this thread. Only this thread and its signal handlers
-        // access it.
-        unsafe { words().add(index).write_volatile(value) };
+        /// Returns their address, which no other thread of the process has.
+        #[inline]
+        pub fn address(self) -> usize {
+            self.0.addr()
+        }
+
+        #[inline]
+        pub fn read(self, word: Word) -> usize {
+            // SAFETY: one of the two words of this thread. Only this thread and its signal handlers
+            // access it.
+            unsafe { self.0.add(word as usize).read_volatile() }
+        }
+
+        #[inline]
+        pub fn write(self, word: Word, value: usize) {
+            // SAFETY: one of the two words of this thread. Only this thread and its signal handlers
+            // access it.
+            unsafe { self.0.add(word as usize).write_volatile(value) };
+        }
     }
 }
 
@@ -89,17 +111,34 @@ mod words {
 mod words {
     use std::cell::Cell;
 
+    use super::Word;
+
+    #[derive(Clone, Copy, Debug)]
+    pub struct Words;
+
     std::thread_local! {
         static WORDS: [Cell<usize>; 2] = const { [const { Cell::new(0) }; 2] };
     }
 
-    #[inline]
-    pub fn read(index: usize) -> usize {
-        WORDS.with(|words| words[index].get())
-    }
+    impl Words {
+        #[inline]
+        pub fn here() -> Words {
+            Words
+        }
 
-    #[inline]
-    pub fn write(index: usize, value: usize) {
-        WORDS.with(|words| words[index].set(value));
+        #[inline]
+        pub fn address(self) -> usize {
+            WORDS.with(|words| std::ptr::from_ref(words).addr())
+        }
+
+        #[inline]
+        pub fn read(self, word: Word) -> usize {
+            WORDS.with(|words| words[word as usize].get())
+        }
+
+        #[inline]
+        pub fn write(self, word: Word, value: usize) {
+            WORDS.with(|words| words[word as usize].set(value));
+        }
     }
 }

@@ -1,5 +1,5 @@
 /*
- * The program that the scripts of examples/bpftrace trace in tests/diag/bpftrace: traced ADDRESS PORT CONNECTIONS
+ * The program that the scripts of docs/examples/bpftrace trace in tests/diag/bpftrace: traced ADDRESS PORT CONNECTIONS
  *
  * Connects to itself over rsockets, sends a different number of bytes over each connection, and prints what the scripts
  * must find: "connect MICROSECONDS" (as measured by the program), "sent SOCKET BYTES", "received SOCKET BYTES", and

@@ -1,4 +1,4 @@
-"""Runs the packaged programs in the lab, with rdmacm-verify's code (kit/verify): guest.py DEVICE ADDRESS BUILD PATTERN"""
+"""Runs the packaged programs in the lab, with rdmacm-verify's code (programs/kit/verify): guest.py DEVICE ADDRESS BUILD PATTERN"""
 
 import json
 import os
@@ -6,7 +6,7 @@ import pathlib
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent / "kit")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent / "programs/kit")]
 import programs
 from harness import matches
 from verify import hosts, pairs

@@ -108,7 +108,7 @@ def check_json(report):
 
 def check_debian(doctor, report):
     """Cases that need what only Debian's own kernel has."""
-    done = subprocess.run([TOP / "lab/modules", "path"], check=False, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run([TOP / "tests/lab/modules", "path"], check=False, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         report.skip("debian", "modules of Debian's kernel cannot be had here: " + "".join(done.stderr.splitlines()[-1:]))
     elif in_lab("complete-debian", [HERE / "guest-debian", doctor, done.stdout.strip()], report, kernel="debian"):

@@ -1,11 +1,11 @@
-"""Builds the programs of examples/ by the lines of its README."""
+"""Builds the programs of docs/examples/ by the lines of its README."""
 
 import re
 import subprocess
 
 from harness import TOP, ours_dir
 
-EXAMPLES, BUILT = TOP / "examples", TOP / "target/examples"
+EXAMPLES, BUILT = TOP / "docs/examples", TOP / "target/examples"
 
 
 def prepare(_test, _options, report, _values):

@@ -10,16 +10,16 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 DEVICES = ["rxe", "siw"]
 # Where programs of tests-c are built.
 BUILT_C = TOP / "target/tests-c"
-# Exit status of lab/run if a kernel or a version of the reference is not available on this machine.
+# Exit status of tests/lab/run if a kernel or a version of the reference is not available on this machine.
 UNAVAILABLE = 77
 # Exit statuses if the time limit was reached, and if the lab itself failed: its kernel crashed, or warned.
 LAB_FAILED = {124: "reached its time limit", 125: "failed"}
 
 
 def lab_command(command, **options):
-    """Returns the command line that runs `command` in the lab. Options are those of lab/run, with `_`
+    """Returns the command line that runs `command` in the lab. Options are those of tests/lab/run, with `_`
     for `-`: True sets a flag; None and False omit the option; a list repeats it."""
-    words = [TOP / "lab" / "run"]
+    words = [TOP / "tests/lab/run"]
     for name, value in options.items():
         for one in value if isinstance(value, list) else [value]:
             if one not in (None, False):

@@ -16,7 +16,7 @@ def resolve(daemon):
 
 
 def mapped(kernel):
-    done = subprocess.run([TOP / "lab/module", "path", kernel], check=False, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([TOP / "tests/lab/module", "path", kernel], check=False, stdout=subprocess.PIPE, text=True)
     return "none" if done.returncode else done.stdout.strip()
 
 

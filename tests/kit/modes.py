@@ -30,7 +30,7 @@ def make_keys(folder, root):
 def run_guests(kind, tarball, report, results):
     """One guest runs the kit; the other one is its peer, and is ended then."""
     root = packages()
-    modules = subprocess.run([TOP / "lab/modules", "path"], stdout=subprocess.PIPE, check=False, text=True)
+    modules = subprocess.run([TOP / "tests/lab/modules", "path"], stdout=subprocess.PIPE, check=False, text=True)
     if root is None or modules.returncode:
         report.skip(f"{kind}-guests", "Debian's packages or kernel cannot be had here")
         return
@@ -68,7 +68,7 @@ def run_mode(mode, kind, tarball, report, results):
 
 
 def run(_test, options, report):
-    built = subprocess.run([TOP / "kit/build"], stdout=subprocess.PIPE, check=False, text=True)
+    built = subprocess.run([TOP / "programs/kit/build"], stdout=subprocess.PIPE, check=False, text=True)
     if built.returncode:
         report.fail("kit", "cannot be built")
         return

@@ -457,7 +457,7 @@ case_small_backlog() {
 
 # rsrun finds the library, passes input, arguments and status on, and lists the ways of the connections.
 case_rsrun() {
-    local rsrun=$here/../../tools/rsrun
+    local rsrun=$here/../../programs/rsrun
     start_server auto 0.0.0.0 2 block || return 1
     for to in "$ADDR" 127.0.0.1; do
         lab-ours env RSRUN_LIBRARY="$ours" "$rsrun" --mode auto -t 15000 -v -- sh -c 'read -r word; "$@" && exit "$word"' sh \

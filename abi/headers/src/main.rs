@@ -1,5 +1,5 @@
 //! Writes `rdma_cma.h` and `rsocket.h` into the folder named on the command line: the definitions of `src/ffi` and the
-//! prototypes of `abi/rdmacm`, put into C by cbindgen as `cbindgen.toml` says, and finished by [`finish`].
+//! prototypes of `abi/rdmacm`, put into C by cbindgen as its `cbindgen.toml` says, and finished by [`finish`].
 
 mod finish;
 
@@ -60,7 +60,7 @@ const HEADERS: [Header; 2] = [
 
 /// The text of `header`, from the sources below `root`.
 fn generate(root: &Path, header: &Header) -> Result<String, Box<dyn Error>> {
-    let config = Config::from_file(root.join("cbindgen.toml"))?;
+    let config = Config::from_file(root.join("abi/headers/cbindgen.toml"))?;
     let mut builder = Builder::new().with_config(config);
     for include in header.includes {
         builder = builder.with_sys_include(include);

@@ -6,6 +6,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 pub mod auto_config;
+pub mod netlink;
 pub mod preload_rules;
 pub mod raised_limit;
 pub mod socket_table;

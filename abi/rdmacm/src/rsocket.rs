@@ -10,6 +10,7 @@ use rdmacm_core::diag::probes;
 use rdmacm_core::errno::Result;
 use rdmacm_core::ffi::rfcntl_argument;
 use rdmacm_core::rsocket::calls;
+use rdmacm_core::sys::cancel;
 use rdmacm_core::sys::sockaddr::SockAddr;
 use rdmacm_core::{Errno, rsocket as core};
 
@@ -106,7 +107,7 @@ unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t
                 probes::rs_recv(socket, done);
                 done as ssize_t
             }
-            Err(nothing_available) => receive_any::<READ>(socket, buf, len, flags, nothing_available),
+            Err(failed) => receive_any::<READ>(socket, buf, len, flags, failed),
         }
     }
 }
@@ -120,15 +121,17 @@ unsafe fn receive_any<const READ: bool>(
     buf: *mut c_void,
     len: size_t,
     flags: c_int,
-    nothing_available: bool,
+    failed: Option<Errno>,
 ) -> ssize_t {
     let call = Call::socket(if READ { "rread" } else { "rrecv" }, socket);
+    if let Some(error) = failed {
+        return report_quick(call, -1, || {
+            cancel::test();
+            Err(error)
+        });
+    }
     // SAFETY: as above: guaranteed by the caller.
-    report_waiting(call, -1, || unsafe {
-        let done = calls::receive_one(socket, buffer(buf, len)?, flags, nothing_available)?;
-        probes::rs_recv(socket, done);
-        Ok(done as ssize_t)
-    })
+    report_waiting(call, -1, || unsafe { Ok(received(socket, &[buffer(buf, len)?], flags)?.len as ssize_t) })
 }
 
 /// recv(2) for rsockets.

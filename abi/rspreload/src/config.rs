@@ -1,17 +1,15 @@
 //! Which sockets are served by rsockets, and how large those are: `preload_config` and the
 //! environment, read once.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
-use core::mem;
+use core::ffi::{CStr, c_char, c_int};
 use core::net::IpAddr;
-use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{EINTR, O_CLOEXEC, O_RDONLY, SOCK_DGRAM, STDERR_FILENO, iovec};
+use libc::{EINTR, O_RDONLY, SOCK_DGRAM, STDERR_FILENO, iovec};
 use rdmacm_private::auto_config::{self, Config, Mode};
 use rdmacm_private::preload_rules as rules;
 
-use crate::{errno, next_symbol};
+use crate::memory::{Once, Plain};
+use crate::{errno, next_symbol, sockets};
 
 const FILE: &CStr = c"/etc/rdma/rsocket/preload_config";
 /// The most that is read of the file.
@@ -43,53 +41,21 @@ struct Settings {
     auto_text: [u8; MAX_FILE],
 }
 
-static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(ptr::null_mut());
+// SAFETY: zeros are values of the fields, None among them: Option is written before it is read.
+unsafe impl Plain for Settings {}
 
-fn settings() -> Option<&'static Settings> {
-    let known = SETTINGS.load(Ordering::Acquire);
-    let known = if known.is_null() { read_settings() } else { known };
-    // SAFETY: written completely before it was stored, and never freed.
-    unsafe { known.as_ref() }
-}
+static SETTINGS: Once<Settings> = Once::new();
 
 /// If several threads come here at once, all read, and the first result is kept.
-#[cold]
-fn read_settings() -> *mut Settings {
-    let size = mem::size_of::<Settings>();
-    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping of zeros, which are a value of Settings. Pages beyond the files' texts
-    // take no memory.
-    unsafe {
-        let new = libc::mmap(ptr::null_mut(), size, access, kind | libc::MAP_NORESERVE, -1, 0);
-        if new == libc::MAP_FAILED {
-            return ptr::null_mut();
-        }
-        let new = new.cast::<Settings>();
-        let settings = &mut *new;
-        settings.sizes = [c"RS_SQ_SIZE", c"RS_RQ_SIZE", c"RS_INLINE"].map(variable);
-        settings.fork_safe = variable(c"RDMAV_FORK_SAFE").is_some();
-        settings.len = read_file(FILE, &mut settings.text);
-        settings.auto_len = read_file(auto_config::FILE, &mut settings.auto_text);
-        settings.logs = string(c"RDMACM_LOG").is_some_and(|value| !value.is_empty() && value != b"0");
-        settings.read_automatic();
-        match SETTINGS.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => new,
-            Err(other) => {
-                libc::munmap(new.cast(), size);
-                other
-            }
-        }
-    }
+fn settings() -> Option<&'static Settings> {
+    SETTINGS.get_or_make(libc::MAP_PRIVATE, Settings::read)
 }
 
 /// An environment variable as a number, by the rules of atoi(3). 0, which includes any other text,
 /// counts as unset.
 fn variable(name: &CStr) -> Option<c_int> {
-    // SAFETY: a string. The value is one as long as the program leaves its environment alone.
-    unsafe {
-        let value = libc::getenv(name.as_ptr());
-        (!value.is_null()).then(|| libc::atoi(value)).filter(|&value| value != 0)
-    }
+    // SAFETY: the bytes of a string, whose end follows them.
+    string(name).map(|value| unsafe { libc::atoi(value.as_ptr().cast()) }).filter(|&value| value != 0)
 }
 
 /// An environment variable.
@@ -142,8 +108,14 @@ impl Settings {
         Config(self.auto_text.get(..self.auto_len).unwrap_or_default())
     }
 
-    /// The mode and its numbers: the environment comes before the file.
-    fn read_automatic(&mut self) {
+    /// The environment comes before the file.
+    #[cold]
+    fn read(&mut self) {
+        self.sizes = [c"RS_SQ_SIZE", c"RS_RQ_SIZE", c"RS_INLINE"].map(variable);
+        self.fork_safe = variable(c"RDMAV_FORK_SAFE").is_some();
+        self.len = read_file(FILE, &mut self.text);
+        self.auto_len = read_file(auto_config::FILE, &mut self.auto_text);
+        self.logs = string(c"RDMACM_LOG").is_some_and(|value| !value.is_empty() && value != b"0");
         let number = |number: u32| c_int::try_from(number).ok();
         self.mode = string(c"RS_MODE").and_then(Mode::named).or_else(|| self.auto_config().mode(program()));
         self.timeout = unsigned(c"RS_TIMEOUT").or_else(|| self.auto_config().timeout()).and_then(number);
@@ -160,20 +132,16 @@ fn program() -> &'static [u8] {
 /// Returns the number of bytes read, 0 if there is no such file.
 fn read_file(name: &CStr, text: &mut [u8]) -> usize {
     let mut len = 0;
-    // SAFETY: a string; `rest.len()` bytes at `rest` are writable.
-    unsafe {
-        let fd = libc::open(name.as_ptr(), O_RDONLY | O_CLOEXEC);
-        if fd < 0 {
-            return 0;
+    let fd = sockets::open(name, O_RDONLY);
+    while let Some(rest) = text.get_mut(len..).filter(|rest| fd >= 0 && !rest.is_empty()) {
+        match usize::try_from(sockets::read(fd, rest)) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(_) if errno::get() == EINTR => {}
+            Err(_) => break,
         }
-        while let Some(rest) = text.get_mut(len..).filter(|rest| !rest.is_empty()) {
-            match usize::try_from(next_symbol::read(fd, rest.as_mut_ptr().cast::<c_void>(), rest.len())) {
-                Ok(0) => break,
-                Ok(more) => len += more,
-                Err(_) if errno::get() == EINTR => {}
-                Err(_) => break,
-            }
-        }
+    }
+    if fd >= 0 {
         next_symbol::close(fd);
     }
     len
@@ -193,6 +161,11 @@ pub fn intercepts(domain: c_int, kind: c_int, protocol: c_int) -> bool {
 pub fn mode() -> Mode {
     let built_in = if fork_safe() { Mode::Rdma } else { Mode::Auto };
     settings().and_then(|settings| settings.mode).unwrap_or(built_in)
+}
+
+/// Whether the mode is automatic.
+pub fn is_automatic_mode() -> bool {
+    mode() == Mode::Auto
 }
 
 /// Whether `auto_config` leaves the choice between RDMA and TCP for an address and a port.

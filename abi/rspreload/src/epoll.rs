@@ -13,19 +13,18 @@
 //! [index](table::index_of) into the same side.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use libc::{
     EBADF, EFAULT, EINVAL, ENOENT, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN,
     epoll_event,
 };
 
-use crate::table::{self, Entry, Kind};
-use crate::time::Deadline;
-use crate::{errno, next_symbol, rsocket, rsocket_abi};
+use crate::process::Deadline;
+use crate::table::{self, Entry, Growing, Kind};
+use crate::{errno, next_symbol, rsocket, rsocket_abi, sockets};
 
 pub mod members;
-mod sides;
 
 /// Upper half of the data of sides in the program's instances: neither a small number nor an
 /// address.
@@ -44,10 +43,8 @@ fn mark(side: c_int) -> epoll_event {
 
 /// epoll_ctl(2) on a number of an rsocket.
 ///
-/// # Safety
-/// `event` is null or readable.
-pub unsafe fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: *mut epoll_event) -> c_int {
-    if op != EPOLL_CTL_DEL && event.is_null() {
+pub fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<epoll_event>) -> c_int {
+    if op != EPOLL_CTL_DEL && event.is_none() {
         return errno::fail(EFAULT);
     }
     let side = match side_of(epfd, op, entry) {
@@ -57,7 +54,8 @@ pub unsafe fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, e
     if op == EPOLL_CTL_ADD || op == EPOLL_CTL_MOD {
         rsocket::sync_nonblock(fd, entry.inner);
     }
-    // SAFETY: as for this function.
+    let event = event.as_ref().map_or(core::ptr::null(), core::ptr::from_ref).cast_mut();
+    // SAFETY: null or an event, which is only read.
     unsafe { rsocket_abi::repoll_ctl(side, op, entry.inner, event) }
 }
 
@@ -68,7 +66,7 @@ fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
         Some(_) => return Err(EINVAL),
         None => None,
     };
-    if let Some(side) = first.and_then(|first| sides::find(first, entry.index())) {
+    if let Some(side) = first.and_then(|first| find_side(first, entry.index())) {
         return Ok(side);
     }
     match op {
@@ -80,8 +78,8 @@ fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
 
 /// The kernel's error for a descriptor that is no member of `epfd`, or for `epfd` itself.
 fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
-    // SAFETY: needs no event. The descriptor is in no instance of the program's.
-    let result = unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_DEL, inner, core::ptr::null_mut()) };
+    // The descriptor is in no instance of the program's.
+    let result = sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, inner, None);
     match errno::get() {
         EPERM => ENOENT,
         _ if result == 0 => ENOENT,
@@ -90,15 +88,10 @@ fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
 }
 
 /// Adds a number on the program's behalf, as what it is now.
-pub fn add(epfd: c_int, fd: c_int, mut event: epoll_event) -> c_int {
-    // SAFETY: the event is this function's own.
-    unsafe {
-        match table::get(fd) {
-            Some(entry) if entry.kind == Kind::Socket => {
-                control_rsocket(epfd, EPOLL_CTL_ADD, fd, entry, &raw mut event)
-            }
-            _ => next_symbol::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &raw mut event),
-        }
+pub fn add(epfd: c_int, fd: c_int, event: epoll_event) -> c_int {
+    match table::get(fd) {
+        Some(entry) if entry.kind == Kind::Socket => control_rsocket(epfd, EPOLL_CTL_ADD, fd, entry, Some(event)),
+        _ => sockets::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, Some(event)),
     }
 }
 
@@ -107,7 +100,7 @@ pub fn add(epfd: c_int, fd: c_int, mut event: epoll_event) -> c_int {
 pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
     table::each(|epfd, instance| {
         if instance.kind == Kind::Epoll
-            && let Some(side) = sides::find(instance.inner, entry.index())
+            && let Some(side) = find_side(instance.inner, entry.index())
         {
             rsocket::hand_over(side, entry.inner, fd, epfd);
         }
@@ -121,7 +114,7 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     if side < 0 {
         return Err(errno::get());
     }
-    let result = sides::prepare(side, index).and_then(|()| table::first(side)).and_then(|()| enter(epfd, side));
+    let result = prepare_side(side, index).and_then(|()| table::first(side, 0)).and_then(|()| enter(epfd, side, index));
     if result != Ok(side) {
         close_side(side);
     }
@@ -129,29 +122,26 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
 }
 
 /// Adds a side to an instance. Returns another thread's side if that was there first.
-fn enter(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
+fn enter(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
     // Before the mark can be found.
     USED.store(true, Ordering::SeqCst);
-    let mut event = mark(side);
-    // SAFETY: the event is ours.
-    if unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_ADD, side, &raw mut event) } != 0 {
+    if sockets::epoll_ctl(epfd, EPOLL_CTL_ADD, side, Some(mark(side))) != 0 {
         return Err(errno::get());
     }
-    let result = record(epfd, side);
+    let result = record(epfd, side, index);
     if result != Ok(side) {
-        // SAFETY: needs no event.
-        unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_DEL, side, core::ptr::null_mut()) };
+        sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, side, None);
     }
     result
 }
 
 /// Records a side in the instance's table entry, or in the list that begins there.
-fn record(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
+fn record(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
     if table::replace(epfd, None, Some(Entry { kind: Kind::Epoll, flags: 0, inner: side })) {
         return Ok(side);
     }
     match table::get(epfd) {
-        Some(Entry { kind: Kind::Epoll, inner, .. }) => sides::append(inner, side),
+        Some(Entry { kind: Kind::Epoll, inner, .. }) => append_side(inner, index, side),
         // The number was closed meanwhile, and may be another descriptor by now.
         _ => Err(EBADF),
     }
@@ -159,16 +149,12 @@ fn record(epfd: c_int, side: c_int) -> Result<c_int, c_int> {
 
 /// Closes the sides of an instance whose last reference is gone, which removes them from it.
 pub fn close_sides(first: c_int) -> c_int {
-    errno::keeping(|| {
-        sides::take(first, |side| {
-            close_side(side);
-        })
-    });
+    take_sides(first, close_side);
     0
 }
 
-fn close_side(side: c_int) -> c_int {
-    errno::keeping(|| rsocket_abi::rclose(side))
+fn close_side(side: c_int) {
+    errno::keeping(|| rsocket_abi::rclose(side));
 }
 
 /// epoll_wait(2). All waits come here, because a thread may be waiting when another adds the first
@@ -204,17 +190,12 @@ pub unsafe fn wait_by(
         match result {
             Ok(0) if left != 0 => {}
             // The side is the parent's and stays ready: pause instead of spinning.
-            Err(()) if left != 0 => nap(),
+            Err(()) if left != 0 => sockets::sleep_ms(1),
             result => return result.unwrap_or(0) as c_int,
         }
         // Another thread has taken the side's events, or they were spurious.
         left = deadline.as_ref().map_or(timeout, Deadline::left);
     }
-}
-
-fn nap() {
-    // SAFETY: a number only.
-    errno::keeping(|| unsafe { libc::usleep(1000) });
 }
 
 /// Replaces marks by the events of their sides. Returns the number of events, or `Err` if there is
@@ -261,5 +242,83 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
     (kept < events.len()).then_some((kept, found))
 }
 
+// The sides of an instance: one for each index of its rsockets' numbers, so nearly always one, for the
+// index 0. Like the table they are words that are never freed: a look-up takes no lock.
+
+/// By number of an instance's first side, and by index: the number of a side, plus one; 0 for none.
+static SIDES_OF: Growing<[AtomicI32; table::INDICES]> = Growing::new();
+
+/// In place of all sides of an instance that is being closed: none can follow.
+const CLOSED: c_int = -1;
+
+/// Makes a new side the only one: `ENOMEM`.
+fn prepare_side(side: c_int, index: u32) -> Result<(), c_int> {
+    for (number, word) in (0..).zip(SIDES_OF.get_or_grow(side)?) {
+        word.store(if number == index { side + 1 } else { 0 }, Ordering::Release);
+    }
+    Ok(())
+}
+
+/// The side for an index.
+fn find_side(first: c_int, index: u32) -> Option<c_int> {
+    let side = SIDES_OF.get(first)?.get(index as usize)?.load(Ordering::Acquire);
+    (side > 0).then(|| side - 1)
+}
+
+/// Adds a side. Returns the side with the same index instead if there is one.
+fn append_side(first: c_int, index: u32, new: c_int) -> Result<c_int, c_int> {
+    let word = SIDES_OF.get(first).and_then(|words| words.get(index as usize)).ok_or(EBADF)?;
+    match word.compare_exchange(0, new + 1, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(new),
+        Err(CLOSED) => Err(EBADF),
+        Err(side) => Ok(side - 1),
+    }
+}
+
+/// Takes the sides away. None can be added any more.
+fn take_sides(first: c_int, mut each: impl FnMut(c_int)) {
+    for word in SIDES_OF.get(first).into_iter().flatten() {
+        let side = word.swap(CLOSED, Ordering::AcqRel);
+        if side > 0 {
+            each(side - 1);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod tests_of_sides {
+    use super::*;
+
+    // Numbers no test opens: the sides are those of all tests of this program.
+    const FAR: c_int = 2_500_000;
+
+    #[test]
+    fn there_is_one_side_for_each_index() {
+        prepare_side(FAR, 5).unwrap();
+        assert_eq!(append_side(FAR, 0, FAR + 1), Ok(FAR + 1));
+        assert_eq!(append_side(FAR, 31, FAR + 2), Ok(FAR + 2));
+        assert_eq!(append_side(FAR, 0, FAR + 3), Ok(FAR + 1));
+        assert_eq!([5, 0, 31, 1].map(|index| find_side(FAR, index)), [Some(FAR), Some(FAR + 1), Some(FAR + 2), None]);
+        let mut taken = Vec::new();
+        take_sides(FAR, |side| taken.push(side));
+        assert_eq!(taken, [FAR + 1, FAR, FAR + 2]);
+        assert_eq!((append_side(FAR, 1, FAR + 3), find_side(FAR, 0)), (Err(EBADF), None));
+    }
+
+    #[test]
+    fn of_threads_that_append_the_same_index_one_wins() {
+        for round in 0..100 {
+            let first = FAR + 100 + 10 * round;
+            prepare_side(first, 0).unwrap();
+            let results: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> =
+                    (1..5).map(|new| scope.spawn(move || append_side(first, 1, first + new))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert!(results.iter().all(|result| *result == Ok(find_side(first, 1).unwrap())), "{results:?}");
+        }
+    }
+}

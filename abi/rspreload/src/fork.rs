@@ -5,26 +5,26 @@
 //! in another can use RDMA all the same if the process that uses the connection makes it anew. So a
 //! stream socket starts out as a TCP socket, "pending", and its first use decides what it is from
 //! then on. The accepting end listens as an rsocket at the same address, says so with a word of
-//! four zero bytes over TCP, and accepts ([`passive`]); the connecting end finds the word and
-//! connects an rsocket ([`active`]). If any of that fails the connection stays a TCP socket.
+//! four zero bytes over TCP, and accepts; the connecting end finds the word and connects an rsocket
+//! ([`handshake`]). If any of that fails the connection stays a TCP socket.
 //!
 //! A socket that has become an rsocket keeps its number. The TCP socket, shut down, is its
 //! placeholder.
 
-mod active;
-mod decide;
-mod passive;
-mod semaphore;
-mod sibling_handshakes;
+mod handshake;
+#[cfg(test)]
+mod tests;
 
 use core::ffi::c_int;
 
-use libc::{EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
+use libc::{EAGAIN, EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 
-use self::decide::{Role, State};
+use crate::epoll::members;
+use crate::open_fds::OwnFd;
 use crate::table::{self, Entry, Kind};
+use crate::thread::without_cancel;
 use crate::transition::{self, Moving, Way};
-use crate::{config, errno, next_symbol};
+use crate::{config, errno, next_symbol, rsocket, rsocket_abi, tcp};
 
 /// Whether a new socket is to be pending. `kind` is without flags.
 pub fn wanted(domain: c_int, kind: c_int) -> bool {
@@ -60,11 +60,8 @@ pub unsafe fn connect(fd: c_int, entry: Entry, addr: *const sockaddr, addrlen: s
 
 /// A call is about to use a pending socket: decides what it is. Returns the rsocket that it is from
 /// now on, or `None` if the call is the kernel's, or the errno with which the call fails.
-///
-/// # Safety
-/// `fd` is a descriptor of the program and `entry` is what the table had for it.
-pub unsafe fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
-    errno::keeping(|| decide::resolve_pending(fd, entry, way))
+pub fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
+    errno::keeping(|| decide_pending(fd, entry, way))
 }
 
 /// A pending socket is about to be waited for. If it was accepted it is decided now, because the
@@ -73,24 +70,18 @@ pub unsafe fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Optio
 ///
 /// Returns the rsocket, or `None` if the TCP socket itself is to be polled; [`after_poll`] is then
 /// to be called if the socket is still pending.
-///
-/// # Safety
-/// As for [`resolve_pending`].
-pub unsafe fn resolve_for_poll(fd: c_int, entry: Entry) -> Option<c_int> {
-    errno::keeping(|| decide::resolve_pending(fd, entry, Way::ReceiveNow)).unwrap_or(None)
+pub fn resolve_for_poll(fd: c_int, entry: Entry) -> Option<c_int> {
+    errno::keeping(|| decide_pending(fd, entry, Way::ReceiveNow)).unwrap_or(None)
 }
 
 /// A pending socket that was polled is ready. Returns true if that was for the peer's word only: it
 /// is another socket now, which has to be polled anew.
-///
-/// # Safety
-/// As for [`resolve_pending`].
-pub unsafe fn after_poll(fd: c_int, revents: c_short) -> bool {
+pub fn after_poll(fd: c_int, revents: c_short) -> bool {
     let Some(entry @ Entry { kind: Kind::Pending, .. }) = table::get(fd) else { return false };
     if revents & libc::POLLIN == 0 || State::of(entry).role == Role::Fresh {
         return false;
     }
-    let _ = errno::keeping(|| decide::resolve_pending(fd, entry, Way::ReceiveNow));
+    let _ = errno::keeping(|| decide_pending(fd, entry, Way::ReceiveNow));
     table::get(fd) != Some(entry)
 }
 
@@ -116,11 +107,174 @@ pub fn copied(entry: Entry) -> Entry {
     State::new(State::of(entry).role).entry()
 }
 
-/// After fork(2), in the child: a turn is the parent's.
+/// After fork(2), in the child.
 pub fn in_child() {
-    semaphore::forget();
     Moving::reset();
 }
 
-#[cfg(test)]
-mod tests;
+// The state of a pending socket, in the flags of its table entry.
+
+/// What the program has done with the socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Nothing yet, or listen(2).
+    Fresh,
+    /// It was connected.
+    Active,
+    /// It was accepted.
+    Passive,
+    /// It was connected, and used as TCP before the peer's word came, which may still come.
+    Late,
+}
+
+/// The state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct State {
+    pub role: Role,
+    /// A thread is deciding what the socket becomes.
+    pub busy: bool,
+}
+
+const ROLE: u32 = 3;
+const BUSY: u32 = 4;
+
+impl State {
+    pub fn new(role: Role) -> State {
+        State { role, busy: false }
+    }
+
+    /// Of a pending entry.
+    pub fn of(entry: Entry) -> State {
+        let role = match entry.flags & ROLE {
+            0 => Role::Fresh,
+            1 => Role::Active,
+            2 => Role::Passive,
+            _ => Role::Late,
+        };
+        State { role, busy: entry.flags & BUSY != 0 }
+    }
+
+    pub fn entry(self) -> Entry {
+        let busy = if self.busy { BUSY } else { 0 };
+        Entry { kind: Kind::Pending, flags: self.role as u32 | busy, inner: -1 }
+    }
+
+    pub fn with(self, role: Role) -> State {
+        State { role, ..self }
+    }
+
+    pub fn busy(self, busy: bool) -> State {
+        State { busy, ..self }
+    }
+}
+
+// Deciding what a pending socket becomes: one thread decides, and others that want to use the
+// socket wait.
+//
+// The decision works on a copy of the TCP descriptor, so the program may close its own meanwhile.
+// The table then has another entry than the deciding thread left there, and its result is
+// discarded.
+
+/// What a decision came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The socket is this rsocket, connected.
+    Rsocket(c_int),
+    /// The socket is an ordinary TCP socket for good.
+    Tcp,
+    /// Undecided. The call at hand can only fail with this errno.
+    Later(c_int),
+    /// Used as TCP, but the peer's word may still come.
+    Late,
+}
+
+/// As [`resolve_pending`].
+fn decide_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
+    let mut seen = Some(entry);
+    loop {
+        let decisions = transition::count();
+        let entry = match seen {
+            Some(entry @ Entry { kind: Kind::Pending, .. }) => entry,
+            Some(Entry { kind: Kind::Socket, inner, .. }) => return Ok(Some(inner)),
+            _ => return Ok(None),
+        };
+        let state = State::of(entry);
+        if state.role == Role::Fresh || state.role == Role::Late && way.sends() {
+            return Ok(None);
+        }
+        // `seen` may be older than the number of decisions.
+        if state.busy && (table::get(fd) != Some(entry) || transition::wait(decisions)) {
+            seen = table::get(fd);
+            continue;
+        }
+        if !state.busy && state.role != Role::Passive && way == Way::Receive {
+            // For the peer's word or data, as the program's recv(2) would: with its flags, its time-out
+            // and its signals. Not as the deciding thread, because another thread may want to send.
+            tcp::peek(fd, &mut [0], 0)?;
+        }
+        match begin(fd, entry, way) {
+            Some(Err(EAGAIN)) if way == Way::Receive => {}
+            Some(result) => return result,
+            None => {}
+        }
+        seen = table::get(fd);
+    }
+}
+
+/// Decides if no other thread does. `None` means that the table's entry is to be read again.
+fn begin(fd: c_int, entry: Entry, way: Way) -> Option<Result<Option<c_int>, c_int>> {
+    // A cancelled thread would leave the socket busy. Decisions have a time-out.
+    without_cancel(|_| {
+        let busy = State::of(entry).busy(true);
+        let result = table::replace(fd, Some(entry), Some(busy.entry())).then(|| decide(fd, busy, way));
+        transition::announce();
+        result
+    })
+}
+
+/// Decides, as the only thread that does, and leaves the final entry in the table.
+fn decide(fd: c_int, busy: State, way: Way) -> Result<Option<c_int>, c_int> {
+    let copy = OwnFd::duplicate(fd);
+    let outcome = match (copy.as_ref().map(OwnFd::fd), busy.role) {
+        (None, _) => Outcome::Tcp,
+        (Some(tcp), Role::Passive) => handshake::accept(tcp),
+        (Some(tcp), role) => handshake::find_word(tcp, role, way),
+    };
+    commit(fd, copy.as_ref().map_or(-1, OwnFd::fd), busy, outcome)
+}
+
+/// Puts the outcome for a number into the table if the number still has its busy entry; otherwise
+/// the program has closed it, and the call itself fails. Returns the rsocket, `None` for a call
+/// that goes to the kernel, or the errno that the call fails with.
+fn commit(fd: c_int, tcp: c_int, busy: State, outcome: Outcome) -> Result<Option<c_int>, c_int> {
+    let (next, result) = match outcome {
+        Outcome::Rsocket(inner) => return Ok(become_rsocket(fd, tcp, busy, inner)),
+        Outcome::Tcp => (None, Ok(None)),
+        Outcome::Late => (Some(busy.busy(false).with(Role::Late)), Ok(None)),
+        Outcome::Later(error) => (Some(busy.busy(false)), Err(error)),
+    };
+    table::replace(fd, Some(busy.entry()), next.map(State::entry));
+    result
+}
+
+fn become_rsocket(fd: c_int, tcp: c_int, busy: State, inner: c_int) -> Option<c_int> {
+    tcp::copy_reuse(tcp, inner);
+    tcp::copy_connected_options(tcp, inner);
+    if table::first(inner, 0).is_err() {
+        rsocket_abi::rclose(inner);
+        table::replace(fd, Some(busy.entry()), None);
+        return None;
+    }
+    let entry = Entry::rsocket(inner, table::DECIDED);
+    if !table::replace(fd, Some(busy.entry()), Some(entry)) {
+        rsocket::release(entry);
+        return None;
+    }
+    // The kernel still has the TCP socket there.
+    members::leave(fd);
+    members::join(fd);
+    // The peer does the same. Another process with a copy of the TCP socket, a parent perhaps, sees
+    // its end.
+    next_symbol::shutdown(tcp, libc::SHUT_RDWR);
+    Some(inner)
+}

@@ -6,7 +6,7 @@
 
 use libc::pid_t;
 
-use crate::{auto, errno, fork, open_fds, own_fd, process, rsocket, table};
+use crate::{auto, errno, fork, open_fds, process, rsocket, table};
 
 /// Registers the handlers. Without memory for them children of fork(2) are taken for those of
 /// vfork(2) (what they close stays open in librdmacm until they end) and have no rsockets.
@@ -56,7 +56,6 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     process::own();
     open_fds::in_child();
-    own_fd::in_child();
     auto::in_child();
     table::forked();
     fork::in_child();

@@ -2,10 +2,23 @@
 //! that execute programs ([`spawn`]). Each of the former is served for rsockets by the calls that
 //! librspreload.so has, too, and is the next definition for everything else.
 
+/// Defines functions that librspreload-full.so exports, and in a module `next` their next definitions.
+macro_rules! exports_and_next {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => {
+        $crate::calls::exports! { $($(#[$doc])* fn $name($($arg: $type),*) -> $result $body)* }
+
+        pub mod next {
+            use super::*;
+
+            $crate::next_symbol::next! { $(c $name($($arg: $type),*) -> $result;)* }
+        }
+    };
+}
+
 mod data;
 mod descriptors;
 mod direct;
-mod next;
+#[allow(non_snake_case, reason = "_Fork is the name in the C library")]
 mod spawn;
 mod waits;
 
@@ -14,5 +27,15 @@ mod waits;
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 extern "C" fn librspreload_full_at_load() {
-    next::resolve();
+    data::next::resolve();
+    data::at_offset::next::resolve();
+    data::with_flags::next::resolve();
+    descriptors::next::resolve();
+    descriptors::status::next::resolve();
+    descriptors::variadic::resolve();
+    direct::next::resolve();
+    spawn::next::resolve();
+    spawn::spawns::next::resolve();
+    spawn::VFORK.look_up();
+    waits::next::resolve();
 }

@@ -1,18 +1,16 @@
 //! librspreload.so, loaded before a program's libraries (`LD_PRELOAD`): serves the program's socket
 //! calls with the rsockets of librdmacm.so.1.
 //!
-//!
 //! The program sees placeholders: numbers at which `/dev/null` is open. [`table`] holds the rsocket
 //! behind each (its "inner" number, by which librdmacm knows it). A call on any other number goes
 //! to the next definition of its name ([`next_symbol`]), nearly always the C library's, after one
 //! look at the table.
 //!
 //! The layers, from the top: [`full`] (the functions that only librspreload-full.so exports),
-//! [`calls`] (the exported functions), [`dispatch`] (what a number is and
-//! where a call goes) with [`fds`] (what opening, copying and closing do), [`auto`] (automatic
-//! mode) beside [`fork`] (fork mode), what both have in common ([`tcp`], [`transition`],
-//! [`thread`]), [`epoll`] and [`rsocket`], [`table`], and at the bottom [`next_symbol`] and
-//! [`rsocket_abi`].
+//! [`calls`] (the exported functions), [`fds`] (what a number is, where a call goes, and what opening,
+//! copying and closing do), [`auto`] (automatic mode) beside [`fork`] (fork mode), what both have in common ([`tcp`], [`transition`],
+//! [`thread`]), [`epoll`] and [`rsocket`], [`table`], and at the bottom [`sockets`] (calls with
+//! references in place of pointers), [`memory`] and [`next_symbol`].
 //!
 //! No std: it is bound to the names below and would call our `close` for its own files. For the
 //! same reason nothing in this crate calls one of these names through `libc`, only through
@@ -30,31 +28,25 @@
 
 mod auto;
 mod calls;
-mod cancel;
 mod config;
-mod dispatch;
 mod epoll;
 mod errno;
-mod eventfd;
 mod fds;
 mod fork;
 mod fork_handlers;
 mod full;
-mod netlink;
+mod memory;
 mod next_symbol;
 mod open_fds;
-mod own_fd;
 mod process;
 mod rsocket;
-mod rsocket_abi;
-mod scratch;
+mod sockets;
 mod table;
 mod tcp;
-#[cfg(test)]
-mod test_sockets;
 mod thread;
-mod time;
 mod transition;
+
+use next_symbol::rsocket_abi;
 
 #[cfg(not(test))]
 use core::ffi::{c_char, c_int};

@@ -1,17 +1,17 @@
 //! The next definitions of the names that this library defines: what the program would call without
-//! it.
+//! it. And librdmacm's functions for rsockets (`rdma/rsocket.h`), which take the same arguments.
 //!
-//! They are resolved when the library is loaded, or by the first call if that comes earlier (from
-//! the constructor of another library). Resolving twice gives the same result, so there is no lock.
+//! Next definitions are resolved when the library is loaded, or by the first call if that comes
+//! earlier (from the constructor of another library). Resolving twice gives the same result, so
+//! there is no lock.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
-use core::mem;
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use libc::{
-    ENOSYS, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, off64_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,
-    timeval,
+    ENOSYS, FILE, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, off64_t, pollfd, size_t, sockaddr, socklen_t,
+    ssize_t, timeval,
 };
 
 use crate::errno;
@@ -19,18 +19,16 @@ use crate::errno;
 /// A name and its next definition. Relaxed is enough: the loader has finished with the code before
 /// it returns the address.
 pub struct Next {
-    name: &'static CStr,
-    /// The name in a C library before glibc 2.28, if it differs.
-    or: Option<&'static CStr>,
+    name: &'static str,
     pub found: AtomicPtr<c_void>,
 }
 
 impl Next {
-    pub const fn new(name: &'static CStr, or: Option<&'static CStr>) -> Self {
-        Next { name, or, found: AtomicPtr::new(ptr::null_mut()) }
+    /// The name ends with a zero.
+    pub const fn new(name: &'static str) -> Self {
+        Next { name, found: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    #[inline(always)]
     pub fn get(&self) -> *mut c_void {
         let found = self.found.load(Relaxed);
         if found.is_null() { self.look_up() } else { found }
@@ -39,209 +37,209 @@ impl Next {
     #[cold]
     #[inline(never)]
     pub fn look_up(&self) -> *mut c_void {
-        // SAFETY: a handle that the loader defines, and a string.
-        let find = |name: &CStr| unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
+        let name = CStr::from_bytes_with_nul(self.name.as_bytes()).unwrap_or_default();
         errno::keeping(|| {
-            let mut found = find(self.name);
-            if let (true, Some(or)) = (found.is_null(), self.or) {
-                found = find(or);
-            }
+            // SAFETY: a handle that the loader defines, and a string.
+            let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
             self.found.store(found, Relaxed);
             found
         })
     }
 }
 
-macro_rules! name_of {
-    ($name:ident) => {
-        match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-            Ok(name) => name,
-            Err(_) => c"",
-        }
-    };
+/// The result of a call that has failed.
+pub trait Failure {
+    const FAILURE: Self;
 }
 
-pub(crate) use name_of;
+impl Failure for c_int {
+    const FAILURE: Self = -1;
+}
 
+impl Failure for isize {
+    const FAILURE: Self = -1;
+}
+
+impl Failure for c_long {
+    const FAILURE: Self = -1;
+}
+
+impl Failure for () {
+    const FAILURE: Self = ();
+}
+
+impl Failure for *mut FILE {
+    const FAILURE: Self = ptr::null_mut();
+}
+
+/// Without a next definition: the C library is older than the call.
+#[cold]
+pub fn missing<T: Failure>() -> T {
+    errno::set(ENOSYS);
+    T::FAILURE
+}
+
+/// Defines the next definitions of names. A `safe` one has no pointers, a `variadic` one has `...`
+/// in place of its last argument.
 macro_rules! next {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+    ($($kind:ident $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
         #[allow(non_upper_case_globals)]
         mod slot {
-            use super::{CStr, Next};
-            $(pub static $name: Next = Next::new(crate::next_symbol::name_of!($name), None);)*
+            use $crate::next_symbol::Next;
+            $(pub static $name: Next = Next::new(concat!(stringify!($name), "\0"));)*
         }
 
-        $(
-            #[doc = concat!("The program's own ", stringify!($name), "; `ENOSYS` if it has none.")]
-            ///
-            /// # Safety
-            /// The C contract of the call.
-            #[inline(always)]
-            pub unsafe fn $name($($arg: $type),*) -> $result {
-                // Out of line: otherwise the usual path would have to save its arguments.
-                #[cold]
-                #[inline(never)]
-                unsafe fn look_up($($arg: $type),*) -> $result {
-                    let found = slot::$name.look_up();
-                    if found.is_null() {
-                        return errno::fail(ENOSYS);
-                    }
-                    // SAFETY: a function of this name has this type; the arguments are the
-                    // caller's.
-                    unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(found)($($arg),*) }
-                }
+        $($crate::next_symbol::function! { $kind $name($($arg: $type),*) -> $result })*
 
-                let found = slot::$name.found.load(Relaxed);
-                // SAFETY: as above.
-                unsafe {
-                    if found.is_null() {
-                        return look_up($($arg),*);
-                    }
-                    mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(found)($($arg),*)
-                }
-            }
-        )*
-
-        /// Resolves the names.
-        fn resolve_names() {
-            $(slot::$name.get();)*
+        /// Resolves the names, because dlsym(3) is not async-signal-safe.
+        pub fn resolve() {
+            $(slot::$name.look_up();)*
         }
     };
 }
 pub(crate) use next;
 
-/// Resolves all names.
-pub fn resolve() {
-    resolve_names();
-    integers::resolve();
-    slot_fcntl.get();
-    slot_fcntl64.get();
-}
-
-next! {
-    accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
-    bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
-    connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
-    epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
-    epoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int;
-    getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
-    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
-    pread64(fd: c_int, buf: *mut c_void, len: size_t, offset: off64_t) -> ssize_t;
-    read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t;
-    readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t;
-    recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
-    recvfrom(
-        fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t
-    ) -> ssize_t;
-    recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
-    select(
-        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
-    ) -> c_int;
-    send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t;
-    sendfile(out: c_int, fd: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
-    sendfile64(out: c_int, fd: c_int, offset: *mut off64_t, count: size_t) -> ssize_t;
-    sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
-    sendto(
-        fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
-    ) -> ssize_t;
-    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
-    write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t;
-    writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t;
-}
-
-/// Calls that take only integers.
-mod integers {
-    use core::ffi::{CStr, c_void};
-    use core::mem;
-    use core::sync::atomic::Ordering::Relaxed;
-
-    use super::{ENOSYS, Next, c_int, errno};
-
-    next! {
-        close(fd: c_int) -> c_int;
-        dup(fd: c_int) -> c_int;
-        dup2(old: c_int, new: c_int) -> c_int;
-        epoll_create(size: c_int) -> c_int;
-        epoll_create1(flags: c_int) -> c_int;
-        listen(fd: c_int, backlog: c_int) -> c_int;
-        shutdown(fd: c_int, how: c_int) -> c_int;
-        socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
-    }
-
-    pub fn resolve() {
-        resolve_names();
-    }
-}
-
-macro_rules! safe {
-    ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
+macro_rules! function {
+    (safe $name:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
         #[doc = concat!("The program's own ", stringify!($name), ".")]
         #[inline(always)]
-        pub fn $name($($arg: $type),*) -> c_int {
+        pub fn $name($($arg: $type),*) -> $result {
+            mod pointers {
+                use super::*;
+                $crate::next_symbol::function! { c $name($($arg: $type),*) -> $result }
+            }
             // SAFETY: takes no pointers.
-            unsafe { integers::$name($($arg),*) }
+            unsafe { pointers::$name($($arg),*) }
         }
-    )*};
+    };
+    (c $name:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
+        $crate::next_symbol::function! { @ $name($($arg: $type),*) -> $result; unsafe extern "C" fn($($type),*) -> $result }
+    };
+    (variadic $name:ident($fd:ident: $int:ty, $cmd:ident: $type:ty, $arg:ident: $last:ty) -> $result:ty) => {
+        $crate::next_symbol::function! {
+            @ $name($fd: $int, $cmd: $type, $arg: $last) -> $result; unsafe extern "C" fn($int, $type, ...) -> $result
+        }
+    };
+    (@ $name:ident($($arg:ident: $type:ty),*) -> $result:ty; $function:ty) => {
+        #[doc = concat!("The program's own ", stringify!($name), "; `ENOSYS` if it has none.")]
+        ///
+        /// # Safety
+        /// The C contract of the call.
+        #[inline(always)]
+        pub unsafe fn $name($($arg: $type),*) -> $result {
+            // Out of line: otherwise the usual path would have to save its arguments.
+            #[cold]
+            #[inline(never)]
+            unsafe fn look_up($($arg: $type),*) -> $result {
+                let found = slot::$name.look_up();
+                if found.is_null() {
+                    return $crate::next_symbol::missing();
+                }
+                // SAFETY: a function of this name has this type; the arguments are the caller's.
+                unsafe { core::mem::transmute::<*mut core::ffi::c_void, $function>(found)($($arg),*) }
+            }
+
+            let found = slot::$name.found.load(core::sync::atomic::Ordering::Relaxed);
+            // SAFETY: as above.
+            unsafe {
+                if found.is_null() {
+                    return look_up($($arg),*);
+                }
+                core::mem::transmute::<*mut core::ffi::c_void, $function>(found)($($arg),*)
+            }
+        }
+    };
+}
+pub(crate) use function;
+
+/// Next definitions, and librdmacm's functions. Unit tests have the C library's in place of the
+/// latter: sockets and epoll instances of the kernel are numbers as well.
+macro_rules! next_and_rsocket {
+    ($($kind:ident $name:ident by $by:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
+        next! {
+            $($kind $name($($arg: $type),*) -> $result;)*
+            c accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+            c pread64(fd: c_int, buf: *mut c_void, len: size_t, offset: off64_t) -> ssize_t;
+            c select(
+                count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
+            ) -> c_int;
+            c sendfile(out: c_int, fd: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+            c sendfile64(out: c_int, fd: c_int, offset: *mut off64_t, count: size_t) -> ssize_t;
+            safe dup(fd: c_int) -> c_int;
+            safe dup2(old: c_int, new: c_int) -> c_int;
+            safe epoll_create(size: c_int) -> c_int;
+            variadic fcntl64(fd: c_int, cmd: c_int, arg: usize) -> c_int;
+        }
+
+        pub mod rsocket_abi {
+            use super::*;
+
+            $(extern_function! { $kind $name by $by($($arg: $type),*) -> $result })*
+        }
+    };
 }
 
-safe! {
-    close(fd: c_int);
-    dup(fd: c_int);
-    dup2(old: c_int, new: c_int);
-    epoll_create(size: c_int);
-    epoll_create1(flags: c_int);
-    listen(fd: c_int, backlog: c_int);
-    shutdown(fd: c_int, how: c_int);
-    socket(domain: c_int, kind: c_int, protocol: c_int);
+macro_rules! extern_function {
+    (c $name:ident by $by:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
+        #[cfg(not(test))]
+        unsafe extern "C" {
+            pub fn $by($($arg: $type),*) -> $result;
+        }
+        #[cfg(test)]
+        pub use libc::$name as $by;
+    };
+    (variadic $name:ident by $by:ident($fd:ident: $int:ty, $cmd:ident: $type:ty, $arg:ident: $last:ty) -> $result:ty) => {
+        #[cfg(not(test))]
+        unsafe extern "C" {
+            pub fn $by($fd: $int, $cmd: $type, ...) -> $result;
+        }
+        #[cfg(test)]
+        pub use libc::$name as $by;
+    };
+    (safe $name:ident by $by:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
+        #[cfg(not(test))]
+        unsafe extern "C" {
+            pub safe fn $by($($arg: $type),*) -> $result;
+        }
+        #[cfg(test)]
+        pub fn $by($($arg: $type),*) -> $result {
+            // SAFETY: no pointers.
+            unsafe { libc::$name($($arg),*) }
+        }
+    };
 }
 
-/// The program's own fcntl, of a command that takes an int or nothing.
-pub fn fcntl_int(fd: c_int, cmd: c_int, value: c_int) -> c_int {
-    debug_assert!(matches!(
-        cmd,
-        libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC
-    ));
-    // SAFETY: no pointer.
-    unsafe { fcntl(fd, cmd, value as usize) }
-}
-
-#[allow(non_upper_case_globals)]
-static slot_fcntl: Next = Next::new(c"fcntl", None);
-#[allow(non_upper_case_globals)]
-static slot_fcntl64: Next = Next::new(c"fcntl64", Some(c"fcntl"));
-
-/// Calls a variadic function, whose calling convention differs on some machines.
-unsafe fn variadic(next: &Next, fd: c_int, cmd: c_int, arg: usize) -> c_int {
-    let found = next.get();
-    if found.is_null() {
-        return errno::fail(ENOSYS);
-    }
-    // SAFETY: functions of these names have this type.
-    unsafe {
-        let call: unsafe extern "C" fn(c_int, c_int, ...) -> c_int = mem::transmute(found);
-        call(fd, cmd, arg)
-    }
-}
-
-/// The program's own fcntl.
-///
-/// # Safety
-/// The C contract of the call.
-#[inline(always)]
-pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
-    // SAFETY: the C contract of the call: guaranteed by the caller.
-    unsafe { variadic(&slot_fcntl, fd, cmd, arg) }
-}
-
-/// The program's own fcntl64, or fcntl if it has none.
-///
-/// # Safety
-/// The C contract of the call.
-#[inline(always)]
-pub unsafe fn fcntl64(fd: c_int, cmd: c_int, arg: usize) -> c_int {
-    // SAFETY: the C contract of the call: guaranteed by the caller.
-    unsafe { variadic(&slot_fcntl64, fd, cmd, arg) }
+next_and_rsocket! {
+    c accept by raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    c bind by rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
+    safe close by rclose(fd: c_int) -> c_int;
+    c connect by rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
+    safe epoll_create1 by repoll_create(flags: c_int) -> c_int;
+    c epoll_ctl by repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    c epoll_wait by repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int;
+    variadic fcntl by rfcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int;
+    c getpeername by rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    c getsockname by rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    c getsockopt by rgetsockopt(
+        fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t
+    ) -> c_int;
+    safe listen by rlisten(fd: c_int, backlog: c_int) -> c_int;
+    c poll by rpoll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    c read by rread(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t;
+    c readv by rreadv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t;
+    c recv by rrecv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    c recvfrom by rrecvfrom(
+        fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t
+    ) -> ssize_t;
+    c recvmsg by rrecvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
+    c send by rsend(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    c sendmsg by rsendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
+    c sendto by rsendto(
+        fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
+    ) -> ssize_t;
+    c setsockopt by rsetsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    safe shutdown by rshutdown(fd: c_int, how: c_int) -> c_int;
+    safe socket by rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    c write by rwrite(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t;
+    c writev by rwritev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t;
 }

@@ -1,14 +1,19 @@
-//! Descriptors of the process: how many it may have, and which are open.
+//! Descriptors of the process: how many it may have, which are open, and which are the library's own.
+//! The program must not close one of the latter, or put another file there.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::mem;
 use core::ops::Range;
-use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicI64, AtomicU64};
 
-use libc::{O_CLOEXEC, POLLNVAL, pollfd};
+use libc::{POLLNVAL, pollfd};
 use rdmacm_private::raised_limit::{RaisedLimit, limits};
 
-use crate::{next_symbol, time};
+use crate::memory::Plain;
+use crate::sockets::{self, kernel};
+use crate::table::Growing;
+use crate::{errno, next_symbol, process};
 
 /// The soft limit.
 pub fn limit() -> Option<libc::rlim_t> {
@@ -16,10 +21,10 @@ pub fn limit() -> Option<libc::rlim_t> {
 }
 
 /// Duplicates a descriptor for the library, out of the program's way. Returns the number, or -1.
-pub fn duplicate(fd: c_int) -> c_int {
+fn duplicate_high(fd: c_int) -> c_int {
     let Some(limit) = limits() else { return -1 };
     let lowest = rdmacm_private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
-    let duplicate = || next_symbol::fcntl_int(fd, libc::F_DUPFD_CLOEXEC, lowest);
+    let duplicate = || kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, lowest);
     if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { beyond_limit(duplicate) }
 }
 
@@ -29,11 +34,6 @@ static RAISED: RaisedLimit = RaisedLimit::new();
 /// Makes a call for which the program's limit is raised.
 pub fn beyond_limit(call: impl FnOnce() -> c_int) -> c_int {
     RAISED.during(call)
-}
-
-/// In a child of fork(2).
-pub fn in_child() {
-    RAISED.in_child();
 }
 
 /// Whether the library may take descriptors for another connection beside `used` ones, of which
@@ -57,7 +57,7 @@ pub fn has_ring() -> bool {
     static KNOWN: AtomicI64 = AtomicI64::new(i64::MIN);
     /// In place of the last bit of the time.
     const HAS: i64 = 1;
-    let (known, now) = (KNOWN.load(Relaxed), time::now());
+    let (known, now) = (KNOWN.load(Relaxed), process::now());
     if known.saturating_add(1_000_000_000) > now {
         return known & HAS != 0;
     }
@@ -78,25 +78,24 @@ pub fn has_ring() -> bool {
 
 /// The status of an open descriptor. Not by fstat(2), which librspreload-full.so changes.
 pub fn status(fd: c_int) -> Option<libc::stat> {
-    let mut status = mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a string; `status` has room for the structure that the kernel writes.
-    let result = unsafe { libc::fstatat(fd, c"".as_ptr(), status.as_mut_ptr(), libc::AT_EMPTY_PATH) };
-    // SAFETY: the call has succeeded and has written it.
-    (result == 0).then(|| unsafe { status.assume_init() })
+    status_at(fd, c"", libc::AT_EMPTY_PATH)
 }
 
 /// The status of a file.
 pub fn status_of(path: &CStr) -> Option<libc::stat> {
-    let mut status = mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a string; `status` has room for the structure that the kernel writes.
-    let result = unsafe { libc::fstatat(libc::AT_FDCWD, path.as_ptr(), status.as_mut_ptr(), 0) };
-    // SAFETY: the call has succeeded and has written it.
-    (result == 0).then(|| unsafe { status.assume_init() })
+    status_at(libc::AT_FDCWD, path, 0)
+}
+
+fn status_at(fd: c_int, path: &CStr, flags: c_int) -> Option<libc::stat> {
+    let mut status = libc::stat::zero();
+    // SAFETY: a string; room for the structure.
+    let result = unsafe { libc::fstatat(fd, path.as_ptr(), &raw mut status, flags) };
+    (result == 0).then_some(status)
 }
 
 /// Whether programs that the process executes get the open number `fd`.
 pub fn is_inheritable(fd: c_int) -> bool {
-    let flags = next_symbol::fcntl_int(fd, libc::F_GETFD, 0);
+    let flags = kernel::fcntl(fd, libc::F_GETFD, 0);
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
@@ -132,8 +131,7 @@ pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
 /// The same for all open numbers by `/proc/self/fd`. Returns false, before any call, if there is no
 /// /proc or no free descriptor to read it.
 fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
-    // SAFETY: a string; no mode is needed where nothing is created.
-    let folder = unsafe { libc::open(c"/proc/self/fd".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | O_CLOEXEC) };
+    let folder = sockets::open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY);
     if folder < 0 {
         return false;
     }
@@ -168,11 +166,10 @@ fn each_by_poll(range: Range<c_int>, mut call: impl FnMut(c_int)) {
         for (entry, fd) in numbers.iter_mut().zip(start..) {
             entry.fd = fd;
         }
-        // SAFETY: structures of that number are writable.
-        if unsafe { next_symbol::poll(numbers.as_mut_ptr(), numbers.len() as libc::nfds_t, 0) } < 0 {
+        if kernel::poll(numbers, 0) < 0 {
             // The limit is 0, or there is no memory.
             for entry in &mut *numbers {
-                let is_open = next_symbol::fcntl_int(entry.fd, libc::F_GETFD, 0) >= 0;
+                let is_open = kernel::fcntl(entry.fd, libc::F_GETFD, 0) >= 0;
                 entry.revents = if is_open { 0 } else { POLLNVAL };
             }
         }
@@ -195,8 +192,102 @@ fn each_number(mut entries: &[u8], mut call: impl FnMut(c_int)) {
     }
 }
 
+/// By number: whether it is one. A thread of the program that learns of such a number learns of it
+/// in a way that orders the mark, too.
+static MARKS: Growing<AtomicU64> = Growing::new();
+
+/// Marks a descriptor, or -1. Without memory the program can close it. Returns `fd`.
+fn mark(fd: c_int) -> c_int {
+    if let Ok(mark) = MARKS.get_or_grow(fd) {
+        mark.store(1, Relaxed);
+    }
+    fd
+}
+
+/// Duplicates a descriptor, out of the program's way if possible. Returns the number, or -1.
+pub fn duplicate(fd: c_int) -> c_int {
+    let high = duplicate_high(fd);
+    mark(if high < 0 { kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } else { high })
+}
+
+/// Takes a new descriptor, or -1, and moves it out of the program's way if possible. Returns its
+/// number.
+pub fn relocate(low: c_int) -> c_int {
+    let high = if low < 0 { low } else { duplicate_high(low) };
+    if high < 0 {
+        return mark(low);
+    }
+    next_symbol::close(low);
+    mark(high)
+}
+
+/// Makes a descriptor out of the program's way if possible, also where the program has as many as
+/// it may have. Returns the number, or -1.
+pub fn create(make: impl Fn() -> c_int) -> c_int {
+    let low = make();
+    let is_full = low < 0 && errno::get() == libc::EMFILE;
+    relocate(if is_full { beyond_limit(&make) } else { low })
+}
+
+/// Closes one, or nothing for -1.
+pub fn close(fd: c_int) {
+    if fd >= 0 {
+        if let Some(mark) = MARKS.get(fd) {
+            mark.store(0, Relaxed);
+        }
+        errno::keeping(|| next_symbol::close(fd));
+    }
+}
+
+/// Creates an eventfd(2) that does not block. Returns its number, or -1.
+pub fn create_eventfd() -> c_int {
+    // SAFETY: no pointers.
+    create(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Makes an eventfd readable.
+pub fn signal_eventfd(fd: c_int) {
+    sockets::write(fd, &1_u64.to_ne_bytes());
+}
+
+/// Makes an eventfd unreadable.
+pub fn clear_eventfd(fd: c_int) {
+    sockets::read(fd, &mut [0; 8]);
+}
+
+/// A descriptor, closed when it is dropped.
+pub struct OwnFd(c_int);
+
+impl OwnFd {
+    /// Duplicates a descriptor.
+    pub fn duplicate(fd: c_int) -> Option<OwnFd> {
+        Some(OwnFd(duplicate(fd))).filter(|own| own.0 >= 0)
+    }
+
+    pub fn fd(&self) -> c_int {
+        self.0
+    }
+}
+
+impl Drop for OwnFd {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+/// Whether `fd` is one of the descriptors.
+pub fn has(fd: c_int) -> bool {
+    MARKS.get(fd).is_some_and(|mark| mark.load(Relaxed) != 0)
+}
+
+/// In a child of fork(2), which does not have the threads that use them: it may close its copies.
+pub fn in_child() {
+    RAISED.in_child();
+    MARKS.all().filter(|(_, mark)| mark.load(Relaxed) != 0).for_each(|(_, mark)| mark.store(0, Relaxed));
+}
+
 #[cfg(test)]
-mod tests {
+mod tests_of_open_fds {
     use std::collections::BTreeSet;
     use std::os::fd::AsRawFd;
 
@@ -235,5 +326,28 @@ mod tests {
         }
         // SAFETY: opened above.
         unsafe { libc::close(high) };
+    }
+}
+
+#[cfg(test)]
+mod tests_of_own_fd {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::calls;
+
+    #[test]
+    fn the_program_can_neither_close_nor_replace_one() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let own = OwnFd::duplicate(socket.as_raw_fd()).unwrap();
+        crate::table::expect_library_fds();
+        assert_eq!((calls::close(own.fd()), errno::get()), (-1, libc::EBADF));
+        assert_eq!((calls::dup2(socket.as_raw_fd(), own.fd()), errno::get()), (-1, libc::EBUSY));
+        let fd = own.fd();
+        assert!(has(fd));
+        drop(own);
+        assert!(!has(fd));
+        assert!(OwnFd::duplicate(-1).is_none());
     }
 }

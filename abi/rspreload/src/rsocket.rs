@@ -1,14 +1,16 @@
 //! Rsockets as this library makes them, and the references of the program's numbers to them.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
+use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use core::{mem, ptr};
 
-use libc::{F_GETFL, F_SETFL, O_NONBLOCK, socklen_t};
+use libc::{F_GETFL, F_SETFL, O_NONBLOCK};
 use rdmacm_private::Marks;
 
+use crate::memory::Plain;
+use crate::sockets::{kernel, rdma};
 use crate::table::{self, Entry, Kind};
-use crate::{config, errno, next_symbol, rsocket_abi};
+use crate::{config, errno, rsocket_abi};
 
 /// Makes an rsocket with the sizes that the environment asks for. Returns its number, or -1 with
 /// `errno`.
@@ -48,20 +50,12 @@ pub fn set_library_option(inner: c_int, option: c_int) -> Result<(), c_int> {
 /// a descriptor of the kernel's, with the same event. Does nothing with another librdmacm.
 pub fn hand_over(side: c_int, member: c_int, fd: c_int, epfd: c_int) {
     let handover = rdmacm_private::Handover { member, fd, epfd };
-    let (level, name) = (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER);
-    let len = mem::size_of_val(&handover) as socklen_t;
-    // SAFETY: `handover` is live, and all of its bytes are initialized.
-    errno::keeping(|| unsafe { rsocket_abi::rsetsockopt(side, level, name, (&raw const handover).cast(), len) });
+    let _ = rdma::set(side, (rdmacm_private::LEVEL, rdmacm_private::HAND_OVER), &handover);
 }
 
 /// Sets an option that is an int. Returns the errno of a failure.
 pub fn set_option(inner: c_int, level: c_int, name: c_int, value: c_int) -> Result<(), c_int> {
-    let value = (&raw const value).cast::<c_void>();
-    // SAFETY: `value` is a live int of the given size.
-    errno::keeping(|| unsafe {
-        let result = rsocket_abi::rsetsockopt(inner, level, name, value, mem::size_of::<c_int>() as socklen_t);
-        if result == 0 { Ok(()) } else { Err(errno::get()) }
-    })
+    rdma::set(inner, (level, name), &value)
 }
 
 /// Words and number of librdmacm's marks ([`rdmacm_private::Marks`]); null until an rsocket exists,
@@ -73,22 +67,16 @@ fn find_marks() {
     if !MARK_WORDS.load(Ordering::Relaxed).is_null() {
         return;
     }
-    let mut marks = Marks { words: ptr::null(), count: 0 };
-    if library_option(-1, rdmacm_private::MARKS, &mut marks) {
+    if let Some(marks) = library_option::<Marks>(-1, rdmacm_private::MARKS) {
         MARK_COUNT.store(marks.count, Ordering::Relaxed);
         MARK_WORDS.store(marks.words.cast_mut(), Ordering::Release);
     }
 }
 
-/// Reads a private option of librdmacm, for a descriptor. Returns whether there is one of this
-/// size.
-fn library_option<T: Copy>(fd: c_int, option: c_int, value: &mut T) -> bool {
-    let mut len = mem::size_of::<T>() as socklen_t;
-    let value = (&raw mut *value).cast();
-    // SAFETY: `value` is a live object of the given size.
-    let result =
-        errno::keeping(|| unsafe { rsocket_abi::rgetsockopt(fd, rdmacm_private::LEVEL, option, value, &raw mut len) });
-    result == 0 && len as usize == mem::size_of::<T>()
+/// A private option of librdmacm, for a descriptor, if there is one of this size.
+pub fn library_option<T: Plain>(fd: c_int, option: c_int) -> Option<T> {
+    let (value, len) = errno::keeping(|| rdma::get::<T>(fd, (rdmacm_private::LEVEL, option)))?;
+    (len == size_of::<T>()).then_some(value)
 }
 
 /// Whether `fd` is a descriptor of librdmacm's own.
@@ -105,8 +93,7 @@ pub fn is_library_fd(fd: c_int) -> bool {
             return false;
         }
     }
-    let mut own: c_int = 0;
-    library_option(fd, rdmacm_private::IS_OWN, &mut own) && own == 1
+    library_option::<c_int>(fd, rdmacm_private::IS_OWN) == Some(1)
 }
 
 /// Disconnects the rsockets that the program has not closed, after what they still have to send.
@@ -124,7 +111,7 @@ pub fn sync_nonblock(fd: c_int, inner: c_int) {
     errno::keeping(|| {
         let mut flags = placeholder_flags(fd);
         while flags >= 0 {
-            rsocket_abi::rfcntl_int(inner, F_SETFL, flags & O_NONBLOCK);
+            rdma::fcntl(inner, F_SETFL, flags & O_NONBLOCK);
             // Another thread may have changed both since the flags were read.
             let now = placeholder_flags(fd);
             if now & O_NONBLOCK == flags & O_NONBLOCK {
@@ -134,13 +121,13 @@ pub fn sync_nonblock(fd: c_int, inner: c_int) {
         }
         // Or the forward has, which must not wait for the rsocket.
         if table::get(fd).is_some_and(|entry| entry.kind == Kind::Forwarded) {
-            rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
+            rdma::fcntl(inner, F_SETFL, O_NONBLOCK);
         }
     });
 }
 
 fn placeholder_flags(fd: c_int) -> c_int {
-    next_symbol::fcntl_int(fd, F_GETFL, 0)
+    kernel::fcntl(fd, F_GETFL, 0)
 }
 
 /// Adds a reference to an rsocket. Returns the entry for the number that is to hold it, or `None`
@@ -157,8 +144,7 @@ pub fn release(entry: Entry) -> c_int {
 
 /// Whether there is data to receive.
 pub fn has_unread(inner: c_int) -> bool {
-    let mut bytes: c_int = 0;
-    errno::keeping(|| library_option(inner, rdmacm_private::READABLE_BYTES, &mut bytes)) && bytes > 0
+    library_option::<c_int>(inner, rdmacm_private::READABLE_BYTES).is_some_and(|bytes| bytes > 0)
 }
 
 /// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.
@@ -170,10 +156,7 @@ pub fn reset(inner: c_int) {
 /// The peer of an rsocket will see a reset when it is closed.
 pub fn reset_when_closed(inner: c_int) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    let len = mem::size_of_val(&linger) as socklen_t;
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_LINGER);
-    // SAFETY: a live structure of that length.
-    errno::keeping(|| unsafe { rsocket_abi::rsetsockopt(inner, level, name, (&raw const linger).cast(), len) });
+    let _ = rdma::set(inner, (libc::SOL_SOCKET, libc::SO_LINGER), &linger);
 }
 
 /// Drops a number's reference to an rsocket. Returns whether it was the last one.

@@ -8,23 +8,24 @@
 //! librdmacm.
 
 use core::ffi::c_int;
-use core::mem;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::{EBADF, ENOMEM};
 
+use crate::memory::{Mapping, Plain};
+
 /// What is behind a number of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// An rsocket. `inner` is its number in librdmacm; the program's number is a placeholder.
-    Socket,
+    Socket = 1,
     /// A socket of the kernel's that may still become an rsocket (fork mode).
     Pending,
     /// An epoll instance of the kernel's, with its rsockets in the instance `inner` of librdmacm.
     Epoll,
     /// A socket of the kernel's for which an rsocket connects (automatic mode). `inner` is a ticket
-    /// of `auto::slots`.
+    /// of `auto::connect`.
     Connecting,
     /// A listener of the kernel's at whose port rsockets listen (automatic mode). `inner` is its
     /// index in `auto::listeners`.
@@ -117,15 +118,7 @@ impl Entry {
     /// As a word: kind, flags and inner from the top. 0 is no entry.
     fn pack(entry: Option<Entry>) -> u64 {
         let Some(entry) = entry else { return 0 };
-        let kind: u64 = match entry.kind {
-            Kind::Socket => 1,
-            Kind::Pending => 2,
-            Kind::Epoll => 3,
-            Kind::Connecting => 4,
-            Kind::Listener => 5,
-            Kind::Forwarded => 6,
-        };
-        kind << 56 | u64::from(entry.flags & 0xff_ffff) << 32 | u64::from(entry.inner as u32)
+        (entry.kind as u64) << 56 | u64::from(entry.flags & 0xff_ffff) << 32 | u64::from(entry.inner as u32)
     }
 
     #[inline(always)]
@@ -157,8 +150,8 @@ pub struct Growing<T> {
     chunks: [AtomicPtr<T>; CHUNKS],
 }
 
-impl<T> Growing<T> {
-    /// Allocates nothing. `T` must be an atomic integer.
+impl<T: Plain> Growing<T> {
+    /// Allocates nothing.
     pub const fn new() -> Self {
         Growing { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
     }
@@ -181,8 +174,7 @@ impl<T> Growing<T> {
         let (chunk, index, _) = Self::index(fd)?;
         // Acquire: pairs with the store of the chunk, whose zeros become visible.
         let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
-        // SAFETY: a stored chunk is as long as its position says and is never freed. `T` is an
-        // atomic integer (see `new`), for which zeros are a value.
+        // SAFETY: a stored chunk is as long as its position says and is never freed.
         (!start.is_null()).then(|| unsafe { &*start.add(index) })
     }
 
@@ -204,18 +196,10 @@ impl<T> Growing<T> {
         let (chunk, _, len) = Self::index(fd).ok_or(EBADF)?;
         let chunk = self.chunks.get(chunk).ok_or(EBADF)?;
         if chunk.load(Ordering::Acquire).is_null() {
-            let size = len * mem::size_of::<T>();
-            let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            // SAFETY: a new mapping. Pages that are never touched take no memory.
-            let new = unsafe { libc::mmap(ptr::null_mut(), size, access, kind | libc::MAP_NORESERVE, -1, 0) };
-            if new == libc::MAP_FAILED {
-                return Err(ENOMEM);
-            }
-            let stored = chunk.compare_exchange(ptr::null_mut(), new.cast(), Ordering::AcqRel, Ordering::Acquire);
-            if stored.is_err() {
-                // SAFETY: another thread has stored a chunk first, so no thread has seen this
-                // mapping.
-                unsafe { libc::munmap(new, size) };
+            let new = Mapping::<T>::new(len).ok_or(ENOMEM)?;
+            let start = new.as_ptr().cast_mut();
+            if chunk.compare_exchange(ptr::null_mut(), start, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                new.leak();
             }
         }
         self.get(fd).ok_or(ENOMEM)
@@ -284,15 +268,18 @@ pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
 
 /// The lower half of a word is the count of references to the inner number, the upper half a bit
 /// for each index in use.
-const INDICES: u32 = 32;
+const INDEX_BITS: u32 = 32;
+
+/// The indices of the numbers of an rsocket.
+pub const INDICES: usize = INDEX_BITS as usize;
 
 /// The index of all further numbers of an rsocket that has this many.
-const LAST_INDEX: u32 = 63 - INDICES;
+const LAST_INDEX: u32 = 63 - INDEX_BITS;
 
-/// Sets the count of references of an inner number that librdmacm has just returned to one. The
-/// number that refers to it has the index 0. Fails with `ENOMEM`.
-pub fn first(inner: c_int) -> Result<(), c_int> {
-    REFERENCES.get_or_grow(inner)?.store(1 | 1 << INDICES, Ordering::Release);
+/// Sets the count of references of an inner number to one: librdmacm has just returned it, or has
+/// not closed it. `index` is that of the number that refers to it. Fails with `ENOMEM`.
+pub fn first(inner: c_int, index: u32) -> Result<(), c_int> {
+    REFERENCES.get_or_grow(inner)?.store(1 | 1 << (INDEX_BITS + index), Ordering::Release);
     Ok(())
 }
 
@@ -318,15 +305,15 @@ pub fn drop(inner: c_int) -> bool {
 /// numbers of one rsocket apart by it, as the kernel's do.
 pub fn index_of(inner: c_int) -> u32 {
     let Some(word) = REFERENCES.get(inner) else { return 0 };
-    let lowest = |now: u64| (now >> INDICES).trailing_ones().min(LAST_INDEX);
-    let take = |now: u64| Some(now | 1 << (INDICES + lowest(now)));
+    let lowest = |now: u64| (now >> INDEX_BITS).trailing_ones().min(LAST_INDEX);
+    let take = |now: u64| Some(now | 1 << (INDEX_BITS + lowest(now)));
     word.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).map_or(0, lowest)
 }
 
 /// Frees the index of a number that no longer stands for `inner`.
 pub fn leave_index(inner: c_int, index: u32) {
     if let (Some(word), 0..LAST_INDEX) = (REFERENCES.get(inner), index) {
-        word.fetch_and(!(1 << (INDICES + index)), Ordering::AcqRel);
+        word.fetch_and(!(1 << (INDEX_BITS + index)), Ordering::AcqRel);
     }
 }
 
@@ -402,7 +389,7 @@ mod tests {
         let inner = FAR + 3;
         assert!(!hold(inner));
         assert!(!drop(inner));
-        first(inner).unwrap();
+        first(inner, 0).unwrap();
         assert!(hold(inner));
         assert!(!drop(inner));
         assert!(drop(inner));
@@ -415,7 +402,7 @@ mod tests {
     #[test]
     fn each_number_of_an_rsocket_has_an_index() {
         let inner = FAR + 4;
-        first(inner).unwrap();
+        first(inner, 0).unwrap();
         assert_eq!((index_of(inner), index_of(inner), index_of(inner)), (1, 2, 3));
         leave_index(inner, 2);
         leave_index(inner, 0);

@@ -1,23 +1,21 @@
 //! Sockets of the kernel that may become rsockets: what has arrived on one, its options, its
-//! identity; names, and the rsocket in its place.
-
-pub mod bind;
-pub mod make_rsocket;
-pub mod name;
+//! identity; and the rsocket in its place, which is bound with the errno values of TCP.
 
 use core::ffi::c_int;
 
-use libc::{EAGAIN, F_GETFL, O_NONBLOCK};
+use libc::{
+    AF_INET6, EADDRINUSE, EADDRNOTAVAIL, EAGAIN, F_GETFL, F_SETFL, IPPROTO_TCP, O_NONBLOCK, SOCK_CLOEXEC, SOCK_STREAM,
+    SOL_SOCKET, socklen_t,
+};
 
-use crate::time::Deadline;
-use crate::{errno, next_symbol, rsocket_abi};
+use crate::process::Deadline;
+use crate::sockets::{Name, kernel, rdma};
+use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
 /// Reads up to `bytes.len()` bytes without consuming them. Returns their number, or the errno of
 /// recv(2).
 pub fn peek(tcp: c_int, bytes: &mut [u8], flags: c_int) -> Result<usize, c_int> {
-    // SAFETY: `bytes.len()` bytes at `bytes` are writable.
-    let count = unsafe { next_symbol::recv(tcp, bytes.as_mut_ptr().cast(), bytes.len(), flags | libc::MSG_PEEK) };
-    usize::try_from(count).map_err(|_| errno::get())
+    usize::try_from(kernel::receive(tcp, bytes, flags | libc::MSG_PEEK)).map_err(|_| errno::get())
 }
 
 /// Whether nothing has come from the peer so far: no data, no end, no error.
@@ -28,8 +26,7 @@ pub fn is_silent(tcp: c_int) -> bool {
 /// poll(2) until `end`, over TCP sockets and rsockets. Returns false if nothing was ready by then.
 pub fn poll(fds: &mut [libc::pollfd], end: &Deadline) -> bool {
     loop {
-        // SAFETY: `fds.len()` structures at `fds` are writable.
-        let count = unsafe { rsocket_abi::rpoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, end.left()) };
+        let count = rdma::poll(fds, end.left());
         // A signal handler of the program does not end a decision, which has a deadline of its own.
         if count >= 0 || errno::get() != libc::EINTR {
             return count > 0;
@@ -39,66 +36,38 @@ pub fn poll(fds: &mut [libc::pollfd], end: &Deadline) -> bool {
 
 /// Whether the socket is a blocking one.
 pub fn is_blocking(fd: c_int) -> bool {
-    next_symbol::fcntl_int(fd, F_GETFL, 0) & O_NONBLOCK == 0
+    kernel::fcntl(fd, F_GETFL, 0) & O_NONBLOCK == 0
 }
 
 /// Whether the socket sends SIGIO.
 pub fn is_signalled(fd: c_int) -> bool {
-    let flags = next_symbol::fcntl_int(fd, F_GETFL, 0);
+    let flags = kernel::fcntl(fd, F_GETFL, 0);
     flags > 0 && flags & libc::O_ASYNC != 0
 }
 
-/// SO_RCVTIMEO in milliseconds, -1 if there is none.
-pub fn receive_timeout(fd: c_int) -> c_int {
-    timeout(fd, libc::SO_RCVTIMEO)
-}
-
-/// SO_SNDTIMEO in milliseconds, -1 if there is none.
-pub fn send_timeout(fd: c_int) -> c_int {
-    timeout(fd, libc::SO_SNDTIMEO)
-}
-
-fn timeout(fd: c_int, name: c_int) -> c_int {
-    let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let mut len = size_of::<libc::timeval>() as libc::socklen_t;
-    // SAFETY: `time` is a live structure of `len` bytes.
-    unsafe {
-        next_symbol::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut time).cast(), &raw mut len);
-    }
-    match time.tv_sec.saturating_mul(1000).saturating_add(time.tv_usec / 1000) {
+/// SO_RCVTIMEO or SO_SNDTIMEO in milliseconds, -1 if there is none.
+pub fn timeout(fd: c_int, name: c_int) -> c_int {
+    let time = kernel::get::<libc::timeval>(fd, (SOL_SOCKET, name)).map(|(time, _)| time);
+    match time.map_or(0, |time| time.tv_sec.saturating_mul(1000).saturating_add(time.tv_usec / 1000)) {
         0 => -1,
         some => c_int::try_from(some).unwrap_or(c_int::MAX),
     }
 }
 
-/// Returns the value and the length of a socket option of up to 16 bytes.
-pub fn option(tcp: c_int, level: c_int, name: c_int) -> Option<([c_int; 4], libc::socklen_t)> {
-    // The largest structure among the options that are copied is a timeval.
-    let (mut value, mut len) = ([0; 4], size_of::<libc::timeval>() as libc::socklen_t);
-    // SAFETY: `len` bytes at `value` are writable.
-    let result = unsafe { next_symbol::getsockopt(tcp, level, name, value.as_mut_ptr().cast(), &raw mut len) };
-    (result == 0).then_some((value, len))
-}
-
 /// Returns the value of a socket option that is an int, or the first one of a structure of them.
 pub fn int(tcp: c_int, level: c_int, name: c_int) -> Option<c_int> {
-    option(tcp, level, name).map(|(value, _)| value[0])
+    kernel::get::<c_int>(tcp, (level, name)).map(|(value, _)| value)
 }
 
 /// The socket's address family (SO_DOMAIN).
 pub fn family(fd: c_int) -> Option<c_int> {
-    int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)
+    int(fd, SOL_SOCKET, libc::SO_DOMAIN)
 }
 
 /// Lets the kernel ask after so many seconds of silence whether the other end is still there.
 pub fn keep_alive(fd: c_int, seconds: c_int) {
-    let set = |level, name, value: c_int| {
-        let len = size_of::<c_int>() as libc::socklen_t;
-        // SAFETY: a live int of that length.
-        unsafe { next_symbol::setsockopt(fd, level, name, (&raw const value).cast(), len) };
-    };
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds);
-    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    let _ = kernel::set(fd, (IPPROTO_TCP, libc::TCP_KEEPIDLE), &seconds);
+    let _ = kernel::set(fd, (SOL_SOCKET, libc::SO_KEEPALIVE), &1);
 }
 
 /// States of `<net/tcp_states.h>`.
@@ -110,7 +79,7 @@ pub const CLOSING: u8 = 11;
 
 /// The state of the connection, as in /proc/net/tcp: the first byte of `struct tcp_info`.
 pub fn state(tcp: c_int) -> Option<u8> {
-    int(tcp, libc::IPPROTO_TCP, libc::TCP_INFO).map(|info| info.to_ne_bytes()[0])
+    int(tcp, IPPROTO_TCP, libc::TCP_INFO).map(|info| info.to_ne_bytes()[0])
 }
 
 /// Whether a socket listens.
@@ -120,11 +89,132 @@ pub fn is_listening(fd: c_int) -> bool {
 
 /// The kernel's identifier of the socket (SO_COOKIE), which all copies of the number share.
 pub fn identity(fd: c_int) -> Option<u64> {
-    let mut cookie = 0u64;
-    let mut len = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: `cookie` is a live integer of `len` bytes.
-    let result = unsafe {
-        next_symbol::getsockopt(fd, libc::SOL_SOCKET, libc::SO_COOKIE, (&raw mut cookie).cast(), &raw mut len)
-    };
-    (result == 0).then_some(cookie)
+    kernel::get::<u64>(fd, (SOL_SOCKET, libc::SO_COOKIE)).map(|(cookie, _)| cookie)
+}
+
+// The rsocket that takes the place of a TCP socket.
+
+/// Makes an rsocket of the address's family and passes it to `use_it`. If that returns false the
+/// rsocket is closed, with `errno` left as `use_it` has set it.
+pub fn make_rsocket(name: &Name, use_it: impl FnOnce(c_int) -> bool) -> Option<c_int> {
+    let inner = rsocket::create(name.family(), SOCK_STREAM, 0);
+    if inner < 0 {
+        return None;
+    }
+    if use_it(inner) {
+        return Some(inner);
+    }
+    errno::keeping(|| rsocket_abi::rclose(inner));
+    None
+}
+
+/// The option that an rsocket takes before it is bound only.
+pub fn copy_reuse(tcp: c_int, inner: c_int) {
+    copy_option(tcp, inner, (SOL_SOCKET, libc::SO_REUSEADDR));
+}
+
+fn copy_option(tcp: c_int, inner: c_int, option: (c_int, c_int)) {
+    // The largest structure among the options that are copied is a timeval.
+    if let Some((value, len)) = kernel::get::<[c_int; 4]>(tcp, option) {
+        let _ = rdma::set_bytes(inner, option, &value, len);
+    }
+}
+
+/// The options that an rsocket takes when it is connected, too.
+pub fn copy_connected_options(tcp: c_int, inner: c_int) {
+    const ALWAYS: [(c_int, c_int); 3] =
+        [(IPPROTO_TCP, libc::TCP_NODELAY), (SOL_SOCKET, libc::SO_RCVTIMEO), (SOL_SOCKET, libc::SO_SNDTIMEO)];
+    const KEEPALIVE: [(c_int, c_int); 4] = [
+        (IPPROTO_TCP, libc::TCP_KEEPIDLE),
+        (IPPROTO_TCP, libc::TCP_KEEPINTVL),
+        (IPPROTO_TCP, libc::TCP_KEEPCNT),
+        (SOL_SOCKET, libc::SO_KEEPALIVE),
+    ];
+    // Keepalive and linger: TCP's defaults are not those of rsockets, so only what the program has
+    // turned on is copied.
+    let is_on = |level, name| int(tcp, level, name).is_some_and(|value| value != 0);
+    let keepalive = if is_on(SOL_SOCKET, libc::SO_KEEPALIVE) { &KEEPALIVE[..] } else { &[] };
+    let linger = if is_on(SOL_SOCKET, libc::SO_LINGER) { &[(SOL_SOCKET, libc::SO_LINGER)][..] } else { &[] };
+    ALWAYS.iter().chain(keepalive).chain(linger).for_each(|&option| copy_option(tcp, inner, option));
+    let flags = kernel::fcntl(tcp, F_GETFL, 0);
+    rdma::fcntl(inner, F_SETFL, if flags < 0 { 0 } else { flags & O_NONBLOCK });
+}
+
+// Binding rsockets: with the errno values of TCP, and beside TCP.
+
+/// Binds an rsocket. Returns whether that was possible, otherwise with `errno`.
+pub fn bind(inner: c_int, at: &Name) -> bool {
+    like_tcp(rdma::bind(inner, at), || Some(*at)) == 0
+}
+
+/// The result of binding an rsocket to a name.
+///
+/// If the port is in use, and either address is a wildcard, the kernel's RDMA CM fails with
+/// EADDRNOTAVAIL, as for the address of another host. Programs expect EADDRINUSE for ports.
+pub fn like_tcp(result: c_int, name: impl FnOnce() -> Option<Name>) -> c_int {
+    if result != 0 && errno::get() == EADDRNOTAVAIL && errno::keeping(|| name().is_some_and(|name| is_local(&name))) {
+        return errno::fail(EADDRINUSE);
+    }
+    result
+}
+
+/// Whether an address is this host's. bind(2) does not tell: with IP_FREEBIND or ip_nonlocal_bind
+/// it accepts the addresses of others.
+fn is_local(name: &Name) -> bool {
+    let mut is_local = name.address().is_unspecified() || name.address().is_loopback();
+    each_local(|local| is_local |= local.address() == name.address());
+    is_local
+}
+
+/// Calls `call` with each address of an interface that is up.
+pub fn each_local(mut call: impl FnMut(Name)) {
+    let mut list: *mut libc::ifaddrs = core::ptr::null_mut();
+    // SAFETY: the list is valid until it is freed; its addresses have the length of their family.
+    unsafe {
+        if libc::getifaddrs(&raw mut list) != 0 {
+            return;
+        }
+        let mut next = list;
+        while let Some(interface) = next.as_ref() {
+            next = interface.ifa_next;
+            let len = match interface.ifa_addr.as_ref().map_or(0, |addr| addr.sa_family.into()) {
+                libc::AF_INET => size_of::<libc::sockaddr_in>(),
+                AF_INET6 => size_of::<libc::sockaddr_in6>(),
+                _ => continue,
+            };
+            let name = Name::read(interface.ifa_addr, len as socklen_t);
+            name.filter(|_| interface.ifa_flags & libc::IFF_UP as u32 != 0).map(&mut call);
+        }
+        libc::freeifaddrs(list);
+    }
+}
+
+/// Whether rsockets can listen at a port on which TCP listens, at the local address of a
+/// connection.
+///
+/// They can't without RDMA, nor with soft-iWARP, whose listeners are TCP sockets of the kernel and
+/// conflict with the program's own. Both ends find this out in the same way, each with a TCP
+/// listener of the library's own. So neither waits for a peer that can't come.
+pub fn shares_port(own: &Name) -> bool {
+    let tcp = next_symbol::socket(own.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if tcp < 0 {
+        return false;
+    }
+    let listens = kernel::bind(tcp, &own.with_number(0)) == 0 && next_symbol::listen(tcp, 1) == 0;
+    let shared = listens && kernel::own(tcp).is_some_and(|name| can_listen(&name));
+    next_symbol::close(tcp);
+    shared
+}
+
+fn can_listen(name: &Name) -> bool {
+    let mut can = false;
+    let inner = make_rsocket(name, |inner| {
+        // Another rsocket may happen to have the port: then there are rsockets.
+        can = if bind(inner, name) { rsocket_abi::rlisten(inner, 1) == 0 } else { errno::get() == EADDRINUSE };
+        true
+    });
+    if let Some(inner) = inner {
+        rsocket_abi::rclose(inner);
+    }
+    can
 }

@@ -14,7 +14,7 @@ pub use pace::Resize;
 #[cfg(test)]
 pub use receive::Advertisement;
 pub use receive::{CreditUpdate, Received, Receiver};
-pub use send::{Chunk, SendLimits, Sender};
+pub use send::{Chunk, InlineRequest, SendLimits, Sender};
 
 /// A protocol violation by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

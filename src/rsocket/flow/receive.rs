@@ -61,6 +61,8 @@ struct Ring {
     advertised: u64,
     received: u64,
     taken: u64,
+    /// The number of bytes read from which on a half is free to be advertised.
+    free_at: u64,
     /// Offset of the next byte to read.
     read_offset: u32,
     /// Bytes left of the half that the peer is filling.
@@ -74,14 +76,21 @@ impl Ring {
     }
 
     fn small(size: u32) -> Ring {
-        Ring { size, half: size, advertised: 0, received: 0, taken: 0, read_offset: 0, left: size }
+        Ring { size, half: size, advertised: 0, received: 0, taken: 0, free_at: 0, read_offset: 0, left: size }
     }
 
     /// Returns a ring of which the first `phase` bytes, less than a half, are left out.
     fn starting_at(phase: u32, size: u32) -> Ring {
-        let ring = Ring::new(size);
+        let mut ring = Ring::new(size);
         let start = u64::from(phase);
-        Ring { advertised: start, received: start, taken: start, read_offset: phase, left: ring.half - phase, ..ring }
+        ring.advertise(start);
+        Ring { received: start, taken: start, read_offset: phase, left: ring.half - phase, ..ring }
+    }
+
+    /// `len` more bytes are advertised.
+    fn advertise(&mut self, len: u64) {
+        self.advertised += len;
+        self.free_at = self.advertised.saturating_sub(u64::from(self.size - self.half));
     }
 
     fn is_small(&self) -> bool {
@@ -120,7 +129,7 @@ impl Ring {
 
     /// Returns whether a half is free to be advertised.
     fn has_free_half(&self) -> bool {
-        self.taken + u64::from(self.size - self.half) >= self.advertised
+        self.taken >= self.free_at
     }
 
     /// Returns offset and length of the contiguous bytes that begin `skip` bytes after the next
@@ -158,8 +167,9 @@ pub struct Receiver {
     sgl_entry: usize,
     /// Receive queue entries for messages that take credits.
     credits: u16,
-    /// Messages received, and the limit that the peer was given.
+    /// Messages received, their number when the peer was given its limit, and that limit.
     messages: u16,
+    advertised_at: u16,
     limit: u16,
 }
 
@@ -176,7 +186,7 @@ impl Receiver {
     }
 
     fn with_ring(mut ring: Ring, credits: u16) -> Receiver {
-        ring.advertised = u64::from(ring.half);
+        ring.advertise(ring.half.into());
         Receiver {
             ring,
             next: None,
@@ -186,6 +196,7 @@ impl Receiver {
             sgl_entry: 1,
             credits,
             messages: 0,
+            advertised_at: 0,
             limit: credits,
         }
     }
@@ -230,6 +241,12 @@ impl Receiver {
     /// Handles a message without data that takes a credit.
     pub fn message(&mut self) -> Result<(), Violation> {
         count(&mut self.messages, self.limit)
+    }
+
+    /// Returns the number of bytes that the program can read in the first ring.
+    #[inline]
+    pub fn buffered(&self) -> u64 {
+        self.ring.available()
     }
 
     /// Returns the number of bytes that the program can read.
@@ -325,7 +342,7 @@ impl Receiver {
 
     /// Returns the number of credits that were not advertised to the peer.
     fn unadvertised_credits(&self) -> u16 {
-        self.messages.wrapping_add(self.credits).wrapping_sub(self.limit)
+        self.messages.wrapping_sub(self.advertised_at)
     }
 
     /// Returns whether the ring should have another size. Called before
@@ -388,9 +405,10 @@ impl Receiver {
     /// Records that `update` was sent.
     pub fn credit_update_sent(&mut self, update: &CreditUpdate) {
         self.limit = update.limit;
+        self.advertised_at = update.limit.wrapping_sub(self.credits);
         if let Some(buffer) = update.buffer {
             self.is_refused = false;
-            self.next.as_mut().unwrap_or(&mut self.ring).advertised += u64::from(buffer.len);
+            self.next.as_mut().unwrap_or(&mut self.ring).advertise(buffer.len.into());
             self.sgl_entry = 1 - self.sgl_entry;
         }
     }

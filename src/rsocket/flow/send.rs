@@ -52,6 +52,17 @@ pub struct Chunk {
     pub offset: u32,
 }
 
+/// A message that [`Sender::take_inline`] has reserved.
+#[derive(Clone, Copy, Debug)]
+pub struct InlineRequest {
+    /// Remote address and key.
+    pub addr: u64,
+    pub rkey: u32,
+    /// The last work request, and whether it is signaled.
+    pub wr_id: u64,
+    pub signaled: bool,
+}
+
 /// A signaled work request, with the unsignaled ones before it.
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
@@ -77,8 +88,9 @@ pub struct Sender {
     /// Number of messages sent, and the number that the credits end at.
     sent: u16,
     credit_limit: u16,
-    /// The most credits that may stay unused.
+    /// The most credits that may stay unused, and those of them that do.
     spare_credits: u16,
+    reserved_credits: u16,
     outstanding: VecDeque<Outstanding>,
     /// The last work request posted, and the last one known to be complete.
     last_wr_id: u64,
@@ -88,6 +100,8 @@ pub struct Sender {
     /// Entries and bytes of the unsignaled requests after the last signaled one.
     unsignaled_entries: u32,
     unsignaled_bytes: u32,
+    /// Sending has to wait for send completions: see [`is_short`](Self::is_short).
+    is_short: bool,
     row: Row,
 }
 
@@ -106,7 +120,7 @@ impl Sender {
         let is_iwarp = limits.entries_per_message > 1;
         // The peer gives credits back when half of them are used.
         let spare = (limits.window / 2).saturating_sub(1);
-        Ok(Sender {
+        let mut sender = Sender {
             limits,
             free_entries: limits.sq_entries,
             free_controls: limits.controls,
@@ -116,14 +130,18 @@ impl Sender {
             sent: 0,
             credit_limit: limits.window,
             spare_credits: if is_iwarp { spare } else { 0 },
+            reserved_credits: if is_iwarp { spare.min(RESERVED_CREDITS) } else { 0 },
             outstanding,
             last_wr_id: 0,
             completed_wr_id: 0,
             control_requests: 0,
             unsignaled_entries: 0,
             unsignaled_bytes: 0,
+            is_short: false,
             row: Row::new(),
-        })
+        };
+        sender.note_space();
+        Ok(sender)
     }
 
     /// Returns whether a data message can be sent.
@@ -153,7 +171,7 @@ impl Sender {
     }
 
     fn has_credit(&self) -> bool {
-        self.credits() > self.spare_credits.min(RESERVED_CREDITS)
+        self.credits() > self.reserved_credits
     }
 
     /// Returns the largest number of messages that can be outstanding.
@@ -165,7 +183,13 @@ impl Sender {
     /// a control message.
     #[inline]
     pub fn is_short(&self) -> bool {
-        self.free_controls == 0 || !self.has_space()
+        self.is_short
+    }
+
+    /// Notes whether there is space, after each change of what it depends on.
+    #[inline]
+    fn note_space(&mut self) {
+        self.is_short = self.free_controls == 0 || !self.has_space();
     }
 
     /// Returns the number of free bytes in the send buffer, according to the completions so far.
@@ -201,6 +225,7 @@ impl Sender {
             outstanding.bytes = 0;
         }
         (self.limits.buffer, self.used, self.next, self.unsignaled_bytes) = (size, 0, 0, 0);
+        self.note_space();
         self.last_wr_id
     }
 
@@ -248,6 +273,7 @@ impl Sender {
         self.sent = self.sent.wrapping_add(1);
         // The reference does not count these messages, so their credits do not come back.
         self.spare_credits = self.spare_credits.saturating_sub(1);
+        self.reserved_credits = self.spare_credits.min(self.reserved_credits);
         self.push(self.limits.entries_per_message, bytes)
     }
 
@@ -290,19 +316,50 @@ impl Sender {
         }
         self.unsignaled_entries += entries;
         self.unsignaled_bytes += bytes;
-        // Often enough that space is freed before it is used up, and always when it is used up.
-        let signaled = self.unsignaled_entries >= self.limits.sq_entries / 4
-            || self.unsignaled_bytes >= self.limits.buffer / 4
-            || self.is_in_row()
-            || !self.has_space();
+        self.note_space();
+        let signaled = self.is_signal_due() || self.unsignaled_bytes >= self.limits.buffer / 4 || self.is_short;
         if signaled {
             self.signal(false);
         }
         (self.last_wr_id, signaled)
     }
 
+    /// Returns whether the last work request is signaled: often enough that space is freed before it
+    /// is used up.
+    #[inline]
+    fn is_signal_due(&self) -> bool {
+        self.unsignaled_entries >= self.limits.sq_entries / 4 || self.is_in_row()
+    }
+
+    /// Fast path of [`plan`](Self::plan) and [`take`](Self::take), for `len` bytes inline if nothing
+    /// is held and space is not short: reserves one message of all of them.
+    #[inline]
+    pub fn take_inline(&mut self, len: u32) -> Option<InlineRequest> {
+        debug_assert!(self.held() == 0);
+        let entries = self.limits.entries_per_message;
+        let credits = self.credit_limit.wrapping_sub(self.sent);
+        if self.is_short || len > self.target.length || credits <= self.reserved_credits || len == 0 {
+            return None;
+        }
+        let (addr, rkey) = (self.target.addr, self.target.rkey);
+        self.row.count();
+        self.target.addr = addr.wrapping_add(u64::from(len));
+        self.target.length -= len;
+        self.sent = self.sent.wrapping_add(1);
+        self.last_wr_id += u64::from(entries);
+        self.free_entries -= entries;
+        self.unsignaled_entries += entries;
+        self.is_short = self.free_entries < entries;
+        let signaled = self.is_signal_due() || self.is_short;
+        if signaled {
+            self.signal(false);
+        }
+        Some(InlineRequest { addr, rkey, wr_id: self.last_wr_id, signaled })
+    }
+
     /// Makes the last work request signaled. Its completion also completes the unsignaled ones
     /// before it.
+    #[inline(never)]
     fn signal(&mut self, control: bool) {
         let outstanding = Outstanding {
             wr_id: self.last_wr_id,
@@ -325,6 +382,7 @@ impl Sender {
         self.last_wr_id += u64::from(entries);
         self.control_requests += u64::from(entries);
         self.free_controls -= 1;
+        self.note_space();
         self.signal(true);
         self.last_wr_id
     }
@@ -341,6 +399,7 @@ impl Sender {
             self.used -= first.bytes;
             self.free_controls += u32::from(first.control);
         }
+        self.note_space();
     }
 
     /// Handles a credit update: the peer allows messages up to number `limit`.

@@ -11,21 +11,16 @@ use crate::errno::{Errno, Result};
 use crate::rsocket::config::defaults;
 use crate::sys::futex::Changes;
 use crate::sys::rc::{ChannelHandle, CqEvent};
+use crate::sys::thread_word::Words;
 use crate::sys::{cancel, clock, event};
 
 /// The state of one blocking call.
 pub(super) struct Wait {
-    end: End,
+    /// The time-out of an option, which begins with the first wait.
+    timeout: Option<Duration>,
+    deadline: Option<Instant>,
     /// Whether the call has waited before.
     waited: bool,
-}
-
-/// When a wait times out.
-enum End {
-    Never,
-    /// This time after the wait begins.
-    After(Duration),
-    At(Instant),
 }
 
 impl Wait {
@@ -33,25 +28,21 @@ impl Wait {
     /// expires.
     #[inline]
     pub fn after(timeout: Option<Duration>) -> Wait {
-        Wait { end: timeout.map_or(End::Never, End::After), waited: false }
+        Wait { timeout, deadline: None, waited: false }
     }
 
     pub fn until(deadline: Instant) -> Wait {
-        Wait { end: End::At(deadline), waited: false }
+        Wait { timeout: None, deadline: Some(deadline), waited: false }
     }
 
+    /// The call waits. Returns whether it does so for the first time.
     #[inline]
-    fn deadline(&mut self) -> Option<Instant> {
-        if let End::After(time) = self.end {
-            self.end = Instant::now().checked_add(time).map_or(End::Never, End::At);
+    fn begin(&mut self) -> bool {
+        let is_first = !mem::replace(&mut self.waited, true);
+        if let Some(timeout) = self.timeout.filter(|_| is_first) {
+            self.deadline = Instant::now().checked_add(timeout);
         }
-        if let End::At(deadline) = self.end { Some(deadline) } else { None }
-    }
-
-    /// Returns whether the call waits for the first time.
-    #[inline]
-    fn is_first(&mut self) -> bool {
-        !mem::replace(&mut self.waited, true)
+        is_first
     }
 }
 
@@ -62,6 +53,7 @@ fn has_passed(deadline: Option<Instant>) -> bool {
 
 /// Returns whether to poll before sleeping. With one CPU, that would only delay the thread or the
 /// kernel work that makes the change.
+#[inline]
 fn should_spin(state: &mut State) -> bool {
     event::cpus() > 1 && channel_leader::may_lead::<Stream>(state) && state.spinning.begin()
 }
@@ -69,23 +61,23 @@ fn should_spin(state: &mut State) -> bool {
 impl Stream {
     /// Waits until the stream may have changed. Fails with `ETIMEDOUT` at the deadline, and with
     /// `EINTR` after a signal whose handler was installed without SA_RESTART.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "the usual wait is one function")]
+    #[inline(always)]
     pub(super) fn sleep<'a>(&'a self, mut state: Guard<'a>, wait: &mut Wait) -> (Guard<'a>, Result<()>) {
-        let deadline = wait.deadline();
-        if wait.is_first() {
+        if wait.begin() {
             if should_spin(&mut state) {
-                let (back, changed) = self.spin(state, deadline);
+                let (back, changed) = self.spin(state, wait.deadline);
                 if changed {
                     return (back, Ok(()));
                 }
                 state = back;
             }
-        } else if has_passed(deadline) {
+        } else if has_passed(wait.deadline) {
             // Messages without data end the sleep before the deadline, each time: check the clock
             // here, too.
             return (state, Err(Errno::ETIMEDOUT));
         }
-        channel_leader::wait(self, state, deadline)
+        channel_leader::wait(self, state, wait.deadline)
     }
 
     /// Waits for a poller of this stream alone: see [`channel_leader::wait_alone`].
@@ -100,6 +92,7 @@ impl Stream {
 
     /// Polls the CQs without sleeping for polling_time, but not beyond the deadline. Returns
     /// whether the stream has changed.
+    #[inline(never)]
     fn spin<'a>(&'a self, state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
         let end = deadline.map_or(end, |deadline| deadline.min(end));
@@ -114,6 +107,8 @@ impl Stream {
 
     /// The device and the QP are gone: system calls fail with `EIO` before the connection manager
     /// reports the removal. No work request completes any more.
+    #[cold]
+    #[inline(never)]
     fn note_device_gone(&self, state: &mut State) {
         let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
             return;
@@ -131,9 +126,7 @@ impl EventSource for Stream {
     type Event = CqEvent;
 
     fn this_thread() -> usize {
-        // SAFETY: pthread_self(3) has no preconditions. The number is the address of the C
-        // library's thread descriptor.
-        unsafe { libc::pthread_self() as usize }
+        Words::here().address()
     }
 
     fn lock(&self) -> Guard<'_> {
@@ -162,7 +155,8 @@ impl EventSource for Stream {
         self.process_completions(state)
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "the usual wait is one function")]
+    #[inline(always)]
     fn arm_recv_cq(&self, state: &mut State) -> bool {
         let gone = state
             .connection
@@ -174,7 +168,8 @@ impl EventSource for Stream {
         !gone
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "the usual wait is one function")]
+    #[inline(always)]
     fn arm_send_cq(&self, state: &mut State) -> bool {
         let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
             return false;
@@ -197,6 +192,7 @@ impl EventSource for Stream {
     }
 
     fn channel(&self, state: &mut State) -> Option<(ChannelHandle, c_int)> {
+        state.sleeps = 1;
         let connection = state.connection.as_mut()?;
         if connection.channel.nonblocking {
             let _ = event::set_nonblocking(connection.channel.completions.fd(), false);

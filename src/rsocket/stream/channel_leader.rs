@@ -121,6 +121,7 @@ pub(super) trait EventSource {
 type Guard<'a, S> = LockGuard<'a, <S as EventSource>::State>;
 
 /// Returns whether a thread may wait in the channel.
+#[inline]
 pub(super) fn may_lead<S: EventSource>(state: &mut S::State) -> bool {
     S::uses_channel(state) && S::leadership(state).is_some_and(|leadership| !leadership.has_leader())
 }
@@ -156,27 +157,38 @@ pub(super) fn spin<'a, S: EventSource>(
 /// Waits until something may have changed. Fails with `ETIMEDOUT` at the deadline, and with `EINTR`
 /// after a signal whose handler was installed without SA_RESTART. The caller has checked its
 /// condition under the lock that it passes.
-#[inline]
+#[expect(clippy::inline_always, reason = "the usual wait is one function")]
+#[inline(always)]
 pub(super) fn wait<'a, S: EventSource>(
     stream: &'a S,
     mut state: Guard<'a, S>,
     deadline: Option<Instant>,
 ) -> (Guard<'a, S>, Result<()>) {
-    if !may_lead::<S>(&mut state) {
-        // The leader reads the event.
-        if arm_send_cq(stream, &mut state) {
-            return (state, Ok(()));
-        }
-        if S::leadership(&mut state).is_some_and(|leadership| leadership.is_leader(S::this_thread())) {
-            drop(state);
-            return sleep_briefly(stream, deadline);
-        }
-        let count = stream.changed().count();
-        drop(state);
-        let result = stream.changed().wait(count, deadline);
-        return (stream.lock(), result);
+    if may_lead::<S>(&mut state) {
+        wait_as_leader(stream, state, Until { deadline, any_signal: false })
+    } else {
+        wait_for_leader(stream, state, deadline)
     }
-    wait_as_leader(stream, state, Until { deadline, any_signal: false })
+}
+
+/// As [`wait`], while the leader reads the events.
+#[inline(never)]
+fn wait_for_leader<'a, S: EventSource>(
+    stream: &'a S,
+    mut state: Guard<'a, S>,
+    deadline: Option<Instant>,
+) -> (Guard<'a, S>, Result<()>) {
+    if arm_send_cq(stream, &mut state) {
+        return (state, Ok(()));
+    }
+    if S::leadership(&mut state).is_some_and(|leadership| leadership.is_leader(S::this_thread())) {
+        drop(state);
+        return sleep_briefly(stream, deadline);
+    }
+    let count = stream.changed().count();
+    drop(state);
+    let result = stream.changed().wait(count, deadline);
+    (stream.lock(), result)
 }
 
 /// Sleeps for a short time in a signal handler that has interrupted the leader: no thread reads the
@@ -191,7 +203,7 @@ fn sleep_briefly<S: EventSource>(stream: &S, deadline: Option<Instant>) -> (Guar
 }
 
 /// As [`wait`], for a thread that may wait in the channel ([`may_lead`]).
-#[inline]
+#[inline(never)]
 pub(super) fn wait_as_leader<'a, S: EventSource>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -202,7 +214,7 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     }
     let Some(channel) = become_leader(stream, &mut state) else { return (state, Ok(())) };
     drop(state);
-    let cancelled = || resign(stream, &mut stream.lock(), None);
+    let cancelled = || resign_cancelled(stream);
     let result = S::with_cleanup(cancelled, || S::sleep(channel, until));
     let mut state = stream.lock();
     resign(stream, &mut state, result.as_ref().ok());
@@ -254,7 +266,8 @@ pub(super) fn arm_send_cq<S: EventSource>(stream: &S, state: &mut S::State) -> b
 
 /// Arms both CQs as far as needed, then processes completions once more: those from before raise no
 /// event. Returns whether there were any.
-#[inline]
+#[expect(clippy::inline_always, reason = "the usual wait is one function")]
+#[inline(always)]
 pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
     match arm_recv_cq(stream, state) {
         Ok(_) => {
@@ -274,7 +287,8 @@ pub(super) fn arm_receive<S: EventSource>(stream: &S, state: &mut S::State) {
 
 /// Arms the receive CQ unless it is armed. Returns whether it was armed now. Fails without a channel
 /// (false), or if the request failed, which has changed the state (true).
-#[inline]
+#[expect(clippy::inline_always, reason = "the usual wait is one function")]
+#[inline(always)]
 fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> std::result::Result<bool, bool> {
     let leadership = S::leadership(state).ok_or(false)?;
     if leadership.armed {
@@ -292,7 +306,8 @@ fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> std::result:
 }
 
 /// Makes the calling thread the leader. Returns the channel to sleep in.
-#[inline]
+#[expect(clippy::inline_always, reason = "the usual wait is one function")]
+#[inline(always)]
 fn become_leader<S: EventSource>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
     let channel = stream.channel(state)?;
     S::leadership(state)?.leader = S::this_thread();
@@ -300,7 +315,8 @@ fn become_leader<S: EventSource>(stream: &S, state: &mut S::State) -> Option<S::
 }
 
 /// The leader has returned from its sleep, with an event if it has read one.
-#[inline]
+#[expect(clippy::inline_always, reason = "the usual wait is one function")]
+#[inline(always)]
 fn resign<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
     if let Some(leadership) = S::leadership(state) {
         leadership.leader = 0;
@@ -313,6 +329,13 @@ fn resign<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Ev
         stream.changed().notify();
     }
     stream.notify_pollers();
+}
+
+/// The leader was cancelled.
+#[cold]
+#[inline(never)]
+fn resign_cancelled<S: EventSource>(stream: &S) {
+    resign(stream, &mut stream.lock(), None);
 }
 
 /// Counts an event that was read, after which the CQ is not armed any more.

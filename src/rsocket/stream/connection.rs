@@ -139,6 +139,14 @@ pub(super) struct Channel {
     pub start_pauses: u32,
 }
 
+impl Channel {
+    /// Returns whether the peer's next message is noticed even if the program makes no call.
+    #[inline]
+    fn notices_messages(&self) -> bool {
+        self.leadership.is_armed() && self.watch != Watch::None
+    }
+}
+
 /// The RDMA read that is the last work request of an iWARP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndRead {
@@ -374,11 +382,13 @@ impl Connection {
     }
 
     /// Requests an event for the next message of the peer.
+    #[inline]
     pub fn arm_recv_cq(&self) -> Result<()> {
         self.receive.cq().arm()
     }
 
     /// Arms the send CQ if a waiter needs it. Returns whether the CQ was armed now.
+    #[inline]
     pub fn arm_send_cq(&mut self) -> Result<bool> {
         if self.send.cq_armed || !self.needs_send_completions() {
             return Ok(false);

@@ -5,13 +5,13 @@
 //!
 //! - `send_at_once`, `receive_at_once`: complete the call if it needs neither waiting nor
 //!   allocation, and does not fail. Otherwise they do nothing, and the caller takes the slow path.
-//! - `receive_one`: the slow path of a call with one buffer after `receive_at_once` has found no
-//!   data. It usually waits.
+//! - `receive_locked`: continues a call for which `receive_at_once` has found no data, under the
+//!   same lock, and waits for it.
 //! - `send`, `receive`: the complete slow path with all flags, several buffers, waiting, and
 //!   errors.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 use std::slice;
 
@@ -25,61 +25,91 @@ use crate::errno::{Errno, Result};
 
 /// Flags that the fast path accepts: they make no difference to a call that does not wait.
 const FAST_PATH_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+/// After this number of calls that have slept, a call does not poll before it requests an event.
+const SLEEPS: u8 = 4;
 /// Flags that rsockets do not support.
 const UNSUPPORTED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
+/// What [`Stream::receive_at_once`] has found.
+pub enum Received {
+    /// Data: the number of bytes that were copied.
+    Data(usize),
+    /// Nothing yet, and the call waits. The stream stays locked, for [`Stream::receive_locked`].
+    Nothing,
+    /// The call fails, or needs the slow path.
+    Failed(Option<Errno>),
+}
+
+/// Tells what a call does that finds no data.
+#[inline(never)]
+fn found_nothing(state: Guard<'_>, len: usize, flags: c_int) -> Received {
+    if !state.waits_for_data() || len == 0 {
+        return Received::Failed(None);
+    }
+    if state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+        return Received::Failed(Some(Errno::EAGAIN));
+    }
+    mem::forget(state);
+    Received::Nothing
+}
+
 impl Stream {
-    /// Fast path: returns buffered data. `Err(true)`: nothing was available. `Err(false)`: take the
-    /// slow path.
+    /// Fast path: returns buffered data.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes, or NULL.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
-    pub unsafe fn receive_at_once(&self, start: *mut u8, len: usize, flags: c_int) -> std::result::Result<usize, bool> {
+    pub unsafe fn receive_at_once(&self, start: *mut u8, len: usize, flags: c_int) -> Received {
         if flags & !FAST_PATH_FLAGS != 0 || start.is_null() || !self.owner.is_this_process() {
-            return Err(false);
+            return Received::Failed(None);
         }
-        let Ok(mut state) = self.state.try_lock() else { return Err(false) };
-        let thread = state.holder();
-        let state = &mut *state;
+        let Ok(mut guard) = self.state.try_lock() else { return Received::Failed(None) };
+        let thread = guard.holder();
+        let state = &mut *guard;
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
-            return Err(false);
+            return Received::Failed(None);
         }
-        let Some(connection) = state.connection.as_deref_mut() else { return Err(false) };
+        let Some(connection) = state.connection.as_deref_mut() else { return Received::Failed(None) };
         if connection.turn_to_receive(thread) {
-            return Err(false);
+            return Received::Failed(None);
         }
-        // Poll for new data, unless the buffered data is enough for the whole call.
-        let available = connection.available();
-        if available < len as u64 && !self.process_completions(state) && available == 0 {
-            return Err(true);
+        // Poll for new data, unless the buffered data is enough for the whole call, or the call waits
+        // anyway: then it polls when it has requested an event.
+        if !connection.has_piece(len)
+            && (state.expects_to_sleep(flags) || !self.process_completions(state))
+            && state.available(false, 0) == 0
+        {
+            return found_nothing(guard, len, flags);
         }
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller, and not NULL.
-        unsafe { state.read_available(start, len) }.ok_or(false)
+        unsafe { state.read_available(start, len) }.map_or(Received::Failed(None), Received::Data)
     }
 
-    /// rrecv(3) after [`receive_at_once`](Self::receive_at_once) has found no data.
+    /// Waits for data after [`receive_at_once`](Self::receive_at_once) has found none.
     ///
     /// # Safety
-    /// The buffer is writable for its length.
-    pub unsafe fn receive_one(&self, buffer: iovec, flags: c_int) -> Result<usize> {
-        let mut state = self.enter()?;
+    /// `start` is writable for `len` bytes. This thread has locked the stream.
+    #[inline]
+    pub unsafe fn receive_locked(&self, start: *mut u8, len: usize, flags: c_int) -> Result<usize> {
+        // SAFETY: this thread has locked the stream, and forgotten the guard.
+        let mut state = unsafe { self.state.resume() };
         let mut wait = Wait::after(state.options.receive_timeout);
-        if state.lacks_data() {
-            if state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-                return Err(Errno::EAGAIN);
-            }
-            match self.pause(state, false, &mut wait, 0)? {
-                Ok(back) => state = back,
-                Err(done) => return Ok(done),
-            }
+        let sleeps = mem::take(&mut state.sleeps);
+        let (mut state, result) = self.sleep(state, &mut wait);
+        if state.is_closed() {
+            return Err(Errno::EBADF);
         }
-        // SAFETY: the buffer is writable: guaranteed by the caller.
-        if let Some(done) = unsafe { state.read_available(buffer.iov_base.cast(), buffer.iov_len) } {
+        if state.sleeps > 0 {
+            state.sleeps = sleeps.saturating_add(1);
+        }
+        result_of_sleep(result, 0)?;
+        // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
+        if let Some(done) = unsafe { state.read_available(start, len) } {
             return Ok(done);
         }
-        // SAFETY: as above.
+        let buffer = iovec { iov_base: start.cast(), iov_len: len };
+        // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
         unsafe { self.receive_waiting(state, &[buffer], flags, wait) }
     }
 
@@ -467,6 +497,12 @@ impl State {
         Some(error.map_or(Ok(done), Err))
     }
 
+    /// Returns whether a call that receives will sleep, as the last ones did.
+    #[inline]
+    fn expects_to_sleep(&self, flags: c_int) -> bool {
+        self.sleeps >= SLEEPS && !self.is_nonblocking() && flags & libc::MSG_DONTWAIT == 0
+    }
+
     /// Returns whether the socket is connecting: a call that sends waits for the connection.
     fn is_connecting(&self) -> bool {
         matches!(self.phase, Phase::Connecting(_) | Phase::Accepting(_))
@@ -478,10 +514,12 @@ impl State {
         self.connection.as_ref().is_some_and(|connection| connection.reads_unlocked(len))
     }
 
-    /// Returns whether there is no data to read, no end of the stream, and no error to report.
-    fn lacks_data(&self) -> bool {
-        let open = matches!(self.phase, Phase::Connected) && !self.eof && !self.shut_read && self.error.is_none();
-        open && self.available(false, 0) == 0
+    /// Returns whether a call that finds no data waits for it: the stream has not ended, there is no
+    /// error to report, and the stream is the program's.
+    #[inline]
+    fn waits_for_data(&self) -> bool {
+        let ended = self.eof || self.shut_read || self.handed_over;
+        matches!(self.phase, Phase::Connected) && !ended && self.error.is_none()
     }
 
     /// Returns the number of bytes to read, without the `done` bytes that a peeking call has
@@ -502,10 +540,14 @@ impl State {
         if connection.is_being_read() || connection.reads_unlocked(len) || self.handed_over {
             return None;
         }
+        // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
+        if let Some(done) = unsafe { connection.read_piece(start, len) } {
+            return Some(done);
+        }
         // SAFETY: `start` is writable for `len` bytes, which may be uninitialised: guaranteed by
         // the caller.
         let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len.min(isize::MAX as usize)) };
-        connection.read_piece(into).or_else(|| Some(connection.read_some(into)).filter(|&done| done > 0))
+        Some(connection.read_some(into)).filter(|&done| done > 0)
     }
 
     /// Copies buffered data into the buffers, after their first `skip` bytes. Returns the number of

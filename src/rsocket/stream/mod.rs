@@ -38,6 +38,7 @@ use std::sync::{Arc, Weak};
 
 pub use addr::name_len;
 pub use background_close::wait_for_all;
+pub use data::Received;
 pub use options::Value;
 #[cfg(fuzzing)]
 pub use options::after_calls;
@@ -128,12 +129,15 @@ struct State {
     /// A send after the peer's close has succeeded, as with TCP: its data is lost.
     send_lost: bool,
     spinning: Spinning,
+    /// Number of calls in a row that have slept before they received.
+    sleeps: u8,
     mappings: Mappings,
     /// Protection domain of the QP and all memory regions, dropped after them (see `close`).
     domain: Option<Domain>,
 }
 
-/// Phase of a stream's life cycle.
+/// Phase of a stream's life cycle. A tag of its own, which each call compares.
+#[repr(u8)]
 enum Phase {
     Idle,
     Listening(Listening),
@@ -142,14 +146,14 @@ enum Phase {
     /// A connection of this listener that is accepted in the background, until the peer has
     /// finished the handshake.
     Accepting(Weak<Stream>),
-    Connected,
-    /// The connection has ended; there may be unread data.
-    Disconnected,
     /// Connecting failed. `reported`: rconnect(3) has returned the error, so the next call starts
     /// over.
     Failed {
         reported: bool,
     },
+    Connected,
+    /// The connection has ended; there may be unread data.
+    Disconnected,
     /// Closed by the program; the connection is kept until all sent data has arrived.
     Closing,
     Closed,
@@ -213,8 +217,7 @@ impl Stream {
         let mut batch = Batch::new();
         let completed = connection.poll_recv_cq(&mut batch);
         let has_failed = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
-        if completed == 0 && !has_failed && !connection.needs_send_completions() {
-            starting::attend(self, state);
+        if completed == 0 && !has_failed && !connection.needs_attention() {
             return false;
         }
         self.process_batch(state, &mut batch, completed)
@@ -228,40 +231,42 @@ impl Stream {
         if let Phase::Closed = state.phase {
             return false;
         }
-        let outcome = connection.process(batch, completed);
-        let failure = connection.failure();
-        let has_failed = failure.is_some() && matches!(state.phase, Phase::Connected);
-        if outcome.eof || outcome.disconnect || failure.is_some() {
-            self.handle_end(state, outcome, failure);
+        let mut outcome = connection.process(batch, completed);
+        if outcome.eof || outcome.disconnect || connection.failure().is_some() {
+            outcome.any |= self.handle_end(state, outcome);
         }
         if outcome.edge {
             self.edges.fetch_add(1, Ordering::Relaxed);
         }
-        if outcome.any || failure.is_some() {
+        if outcome.any {
             self.changed.notify();
         }
         held::attend(self, state);
         starting::attend(self, state);
-        outcome.any || has_failed
+        outcome.any
     }
 
-    /// Handles the end of the peer's data, its disconnect, or a failure of the connection.
+    /// Handles the end of the peer's data, its disconnect, or a failure of the connection. Returns
+    /// whether a failure has ended the stream.
     #[cold]
     #[inline(never)]
-    fn handle_end(&self, state: &mut State, outcome: Outcome, failure: Option<Errno>) {
+    fn handle_end(&self, state: &mut State, outcome: Outcome) -> bool {
         state.eof |= outcome.eof;
         if outcome.disconnect || (outcome.eof && state.shut_write) {
             state.disconnect(None);
         }
-        if failure.is_some() {
+        let Some(connection) = &mut state.connection else { return false };
+        let Some(failure) = connection.failure() else { return false };
+        let has_failed = matches!(state.phase, Phase::Connected);
+        if has_failed {
             // A rejected post causes no completion: flush all work requests of the QP, which wakes
             // the leader.
-            if let (Phase::Connected, Some(connection)) = (&state.phase, &mut state.connection) {
-                connection.flush_qp();
-                self.watchers.notify(Notice::Changed);
-            }
-            state.disconnect(failure);
+            connection.flush_qp();
+            self.watchers.notify(Notice::Changed);
         }
+        state.disconnect(Some(failure));
+        self.changed.notify();
+        has_failed
     }
 
     /// Registers the event channel with the worker.
@@ -300,6 +305,7 @@ impl State {
             release_due: false,
             send_lost: false,
             spinning: Spinning::new(),
+            sleeps: 0,
             mappings: Mappings::default(),
             domain: None,
         }

@@ -8,19 +8,16 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsiz
 use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
 
 use super::log::Reason;
-use super::numbers::{is_auto, is_number_of};
 use super::shared::{Accepted, MAX_SLOTS, Slot, Use};
-use super::{log, numbers, shared, socket_owner, thread};
+use super::{log, shared, thread};
+use crate::memory::Plain;
+use crate::process::Deadline;
+use crate::sockets::{self, Name, kernel, rdma};
 use crate::table::{Entry, Growing, Kind};
-use crate::tcp::name;
-use crate::tcp::name::Name;
 use crate::thread::Lock;
-use crate::time::Deadline;
-use crate::transition::Moving;
-use crate::{epoll, errno, next_symbol, open_fds, own_fd, rsocket, rsocket_abi, table, tcp};
-
-// The rsockets of this process that have a token: a slot in the memory that the family shares
-// ([`super::shared`]), and here what only this process can use.
+use crate::transition::{self, Moving};
+use crate::transition::{is_auto, is_number_of};
+use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi, table, tcp};
 
 /// What only this process can use. Numbers are stored plus one; 0 for none.
 struct Private {
@@ -181,7 +178,7 @@ pub fn leave(index: usize) {
 /// Ends the token of an index in order, after the data.
 pub fn leave_in_order(index: usize) {
     if let Some(private) = PRIVATE.get(index) {
-        own_fd::close(private.token.swap(0, SeqCst) - 1);
+        open_fds::close(private.token.swap(0, SeqCst) - 1);
     }
     leave(index);
 }
@@ -193,16 +190,17 @@ pub fn is_lost(index: usize) -> bool {
         SENT.clear(index);
         return false;
     };
-    let ends = |token| Some((name::peer(token)?, name::own(token)?));
-    let accepted = ends(token(index)).is_some_and(|(to, from)| socket_owner::has_accepted(&to, &from));
+    let ends = |token| Some((kernel::peer(token)?, kernel::own(token)?));
+    let accepted = ends(token(index)).is_some_and(|(to, from)| shared::has_accepted(&to, &from));
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
 /// Sends a token to a listener of this process: connects to its address. Returns false if that
 /// fails.
-pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
-    let (Some(peer), Some(own)) = (name::rsocket_peer(inner), name::rsocket_own(inner)) else { return false };
-    let from = name::any_port(to);
+pub fn send_token(inner: c_int, to: &Name) -> bool {
+    let names = (rdma::peer(inner), rdma::own(inner), thread::wake_socket());
+    let (Some(peer), Some(own), Some(wake)) = names else { return false };
+    let from = to.with_number(0);
     let claimed = with_slot(|| bound_token(&from), |token| shared::claim(token, to.number(), (&peer, &own), wake));
     let Some((token, index, slot)) = claimed.and_then(|(token, index)| Some((token, index, shared::slot(index)?)))
     else {
@@ -215,8 +213,7 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
     }
     slot.send();
     SENT.set(index);
-    // SAFETY: an address and its length.
-    let sent = unsafe { next_symbol::connect(token, to.as_ptr(), to.len) == 0 || errno::get() == libc::EINPROGRESS };
+    let sent = kernel::connect(token, to) == 0 || errno::get() == libc::EINPROGRESS;
     if !sent && slot.withdraw() {
         leave(index);
         return false;
@@ -227,19 +224,13 @@ pub fn send_token(inner: c_int, to: &Name, wake: (c_int, u64)) -> bool {
 
 /// A token that is bound to a free port.
 fn bound_token(from: &Name) -> Option<c_int> {
-    // SAFETY: an address and its length; a descriptor that only this library knows.
-    unsafe {
-        let kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-        let token = own_fd::create(|| next_symbol::socket(from.family(), kind, 0));
-        if token < 0 {
-            return None;
-        }
-        let bound = next_symbol::bind(token, from.as_ptr(), from.len) == 0;
-        if !bound {
-            close_token(token);
-        }
-        bound.then_some(token)
+    let kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
+    let token = open_fds::create(|| next_symbol::socket(from.family(), kind, 0));
+    if token < 0 || kernel::bind(token, from) != 0 {
+        close_token(token);
+        return None;
     }
+    Some(token)
 }
 
 /// Makes tokens until one has a port with a free slot, which `claim` takes. Returns the token and
@@ -250,7 +241,7 @@ pub fn with_slot(token: impl Fn() -> Option<c_int>, claim: impl Fn(&Name) -> Opt
     let mut found = None;
     for other in &mut others {
         let Some(token) = token() else { break };
-        found = name::own(token).and_then(|own| claim(&own)).map(|index| (token, index));
+        found = kernel::own(token).and_then(|own| claim(&own)).map(|index| (token, index));
         if found.is_some() {
             break;
         }
@@ -273,7 +264,7 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
         return None;
     }
     if is_own {
-        if inner < 0 || !numbers::become_rsocket(fd, fd, None, inner) {
+        if inner < 0 || !transition::become_rsocket(fd, fd, None, inner) {
             return None;
         }
         log::accepted(fd, &peer, "RDMA", Reason::Connected);
@@ -383,7 +374,7 @@ fn demote_number(fd: c_int, inner: c_int, forwarded: impl Fn(c_int) -> Entry) {
 /// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.
 /// Fails with the reason why that is not possible.
 pub fn forward_from_now(fd: c_int, inner: c_int, how: Use) -> Result<(), Reason> {
-    let index = index_with_token(fd, inner, thread::wake_socket)?;
+    let index = index_with_token(fd, inner)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if !thread::wake() {
         return Err(Reason::NoToken(errno::get()));
@@ -395,8 +386,8 @@ pub fn forward_from_now(fd: c_int, inner: c_int, how: Use) -> Result<(), Reason>
 }
 
 /// Before fork(2): the child may use each connection by its token.
-pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
-    prepare_for_child(wake, "child", |_| true);
+pub fn before_fork() {
+    prepare_for_child("child", |_| true);
     // Tokens that wait for accept(2), too.
     USED.each().for_each(|index| {
         FORKED.set(index);
@@ -405,16 +396,16 @@ pub fn before_fork(wake: impl Fn() -> Option<(c_int, u64)>) {
 
 /// Before a program is executed by posix_spawn(3) or its like: it may use each connection that it
 /// inherits by its token.
-pub fn before_spawn(wake: impl Fn() -> Option<(c_int, u64)>) {
-    prepare_for_child(wake, "program that is executed with it", open_fds::is_inheritable);
+pub fn before_spawn() {
+    prepare_for_child("program that is executed with it", open_fds::is_inheritable);
 }
 
 /// Gives each connection whose number `is_given` accepts a token, by which `user` may use it. The
 /// log names those that have none.
-fn prepare_for_child(wake: impl Fn() -> Option<(c_int, u64)>, user: &str, is_given: impl Fn(c_int) -> bool) {
+fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
-            match index_with_token(fd, entry.inner, &wake) {
+            match index_with_token(fd, entry.inner) {
                 Ok(index) => {
                     FORKED.set(index);
                 }
@@ -451,8 +442,7 @@ pub fn drain() {
     });
     let end = Deadline::after(TIME);
     while is_forwarded() && end.left() > 0 {
-        // SAFETY: a number only.
-        unsafe { libc::usleep(1_000) };
+        sockets::sleep_ms(1);
     }
 }
 
@@ -461,18 +451,18 @@ static PAIRS: Lock = Lock::new();
 
 /// Returns the index of an rsocket, after giving it a token if it has none. Fails with the reason
 /// for the log.
-fn index_with_token(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
+fn index_with_token(fd: c_int, inner: c_int) -> Result<usize, Reason> {
     if let Some(index) = index_of(inner) {
         return Ok(index);
     }
     let _held = PAIRS.hold();
-    index_of(inner).map_or_else(|| make_pair(fd, inner, wake), Ok)
+    index_of(inner).map_or_else(|| make_pair(fd, inner), Ok)
 }
 
 /// Gives a connection that has none a token, by a pair of sockets inside the host. Fails with the
 /// reason for the log.
-fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -> Result<usize, Reason> {
-    let wake = wake().ok_or_else(failed)?;
+fn make_pair(fd: c_int, inner: c_int) -> Result<usize, Reason> {
+    let wake = thread::wake_socket().ok_or_else(failed)?;
     if !shared::prepare() {
         return Err(failed());
     }
@@ -487,8 +477,8 @@ fn make_pair(fd: c_int, inner: c_int, wake: impl Fn() -> Option<(c_int, u64)>) -
 
 /// Enters the end of a new pair that is the token.
 fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
-    let names = name::rsocket_peer(inner).zip(name::rsocket_own(inner));
-    let ((peer, own), end) = names.zip(name::own(token)).ok_or_else(failed)?;
+    let names = rdma::peer(inner).zip(rdma::own(inner));
+    let ((peer, own), end) = names.zip(kernel::own(token)).ok_or_else(failed)?;
     let index = shared::claim_any(&end, (&peer, &own), wake).ok_or(Reason::Slots)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if enter(index, inner, token) {
@@ -517,7 +507,7 @@ pub fn in_child() {
             word.store(0, SeqCst);
         }
         // The child's copy.
-        own_fd::close(private.token.swap(0, SeqCst) - 1);
+        open_fds::close(private.token.swap(0, SeqCst) - 1);
     }
     for index in USED.each() {
         let _ = (USED.clear(index), SENT.clear(index), FORKED.clear(index));
@@ -540,23 +530,19 @@ pub fn in_parent() {
 /// the token, or fails with the reason for the log.
 pub fn connect(fd: c_int, inner: c_int) -> Result<c_int, Reason> {
     let (family, at) = (tcp::family(fd).ok_or_else(failed)?, address(fd, inner).ok_or_else(failed)?);
-    // SAFETY: addresses and their lengths; a descriptor that no other thread knows.
-    let token = unsafe {
-        let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if listener < 0 {
-            return Err(failed());
-        }
-        let listens = next_symbol::bind(listener, at.as_ptr(), at.len) == 0 && next_symbol::listen(listener, 1) == 0;
-        let token = if listens { connect_to(fd, listener) } else { -1 };
-        errno::keeping(|| next_symbol::close(listener));
-        token
-    };
+    let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if listener < 0 {
+        return Err(failed());
+    }
+    let listens = kernel::bind(listener, &at) == 0 && next_symbol::listen(listener, 1) == 0;
+    let token = if listens { connect_to(fd, listener) } else { -1 };
+    errno::keeping(|| next_symbol::close(listener));
     if token < 0 {
         let reason = failed();
         disconnect(fd);
         return Err(reason);
     }
-    next_symbol::fcntl_int(token, F_SETFL, O_NONBLOCK);
+    kernel::fcntl(token, F_SETFL, O_NONBLOCK);
     Ok(token)
 }
 
@@ -568,49 +554,37 @@ pub fn failed() -> Reason {
 /// The address of the pair, of which the port is any. Not a loopback address: a program that is
 /// executed may take it for the peer's.
 fn address(fd: c_int, inner: c_int) -> Option<Name> {
-    let bound = name::own(fd).filter(|own| !own.address().is_unspecified());
-    Some(name::any_port(&bound.or_else(|| name::rsocket_own(inner))?).in_family(tcp::family(fd)?))
+    let bound = kernel::own(fd).filter(|own| !own.address().is_unspecified());
+    Some(bound.or_else(|| rdma::own(inner))?.with_number(0).in_family(tcp::family(fd)?))
 }
 
 /// Lets a socket without a token be connected again, by the next fork(2).
 pub fn disconnect(fd: c_int) {
-    // SAFETY: all zeros are an address of no family (AF_UNSPEC), as long as said.
-    errno::keeping(|| unsafe {
-        let nowhere: libc::sockaddr = core::mem::zeroed();
-        next_symbol::connect(fd, &raw const nowhere, size_of::<libc::sockaddr>() as libc::socklen_t);
-    });
+    // Of no family (AF_UNSPEC).
+    let (nowhere, len) = (libc::sockaddr_storage::zero(), size_of::<libc::sockaddr>() as libc::socklen_t);
+    // SAFETY: an address of at least this length.
+    errno::keeping(|| unsafe { next_symbol::connect(fd, (&raw const nowhere).cast(), len) });
 }
 
 /// Returns the other end of the connection that `fd` makes to the listener, or -1 with `errno`.
-///
-/// # Safety
-/// Both are sockets.
-unsafe fn connect_to(fd: c_int, listener: c_int) -> c_int {
-    let Some(to) = name::own(listener) else { return -1 };
-    let family = tcp::family(fd).unwrap_or(libc::AF_INET);
-    let to = to.in_family(family);
+fn connect_to(fd: c_int, listener: c_int) -> c_int {
+    let Some(to) = kernel::own(listener) else { return -1 };
+    let to = to.in_family(tcp::family(fd).unwrap_or(libc::AF_INET));
     let mut fds = [libc::pollfd { fd: listener, events: libc::POLLIN, revents: 0 }];
-    // SAFETY: an address and its length; no addresses are asked for.
-    unsafe {
-        if next_symbol::connect(fd, to.as_ptr(), to.len) != 0 && errno::get() != libc::EINPROGRESS {
-            return -1;
-        }
-        if !tcp::poll(&mut fds, &Deadline::after(1_000)) {
-            return errno::fail(libc::ETIMEDOUT);
-        }
-        let token = next_symbol::accept4(listener, core::ptr::null_mut(), core::ptr::null_mut(), SOCK_CLOEXEC);
-        if token < 0 {
-            return -1;
-        }
-        let is_ours = match (name::peer(token), name::own(fd)) {
-            (Some(peer), Some(own)) => name::same_end(&peer, &own),
-            _ => false,
-        };
-        if is_ours {
-            return own_fd::relocate(token);
-        }
-        close_token(token);
+    if kernel::connect(fd, &to) != 0 && errno::get() != libc::EINPROGRESS {
+        return -1;
     }
+    if !tcp::poll(&mut fds, &Deadline::after(1_000)) {
+        return errno::fail(libc::ETIMEDOUT);
+    }
+    let token = open_fds::relocate(kernel::accept(listener));
+    if token < 0 {
+        return -1;
+    }
+    if kernel::peer(token).zip(kernel::own(fd)).is_some_and(|(peer, own)| peer.is_at(&own)) {
+        return token;
+    }
+    close_token(token);
     errno::fail(libc::ECONNREFUSED)
 }
 
@@ -619,11 +593,7 @@ unsafe fn connect_to(fd: c_int, listener: c_int) -> c_int {
 pub fn close_token(token: c_int) {
     if token >= 0 {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        let len = size_of::<libc::linger>() as libc::socklen_t;
-        // SAFETY: a live structure of that length; a descriptor that only this library knows.
-        errno::keeping(|| unsafe {
-            next_symbol::setsockopt(token, SOL_SOCKET, libc::SO_LINGER, (&raw const linger).cast(), len);
-        });
-        own_fd::close(token);
+        let _ = kernel::set(token, (SOL_SOCKET, libc::SO_LINGER), &linger);
+        open_fds::close(token);
     }
 }

@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 use super::connections::close_token;
 use super::connections::{adopt, enter, is_room, leave, with_slot};
 use super::shared::{self, MAX_SLOTS, Slot};
+use crate::sockets::Name;
 use crate::table;
-use crate::tcp::name::Name;
 
 #[test]
 fn a_token_of_an_ended_process_stands_for_no_other_connection() {
@@ -18,7 +18,7 @@ fn a_token_of_an_ended_process_stands_for_no_other_connection() {
     let accepted = shared::accepted(&token, || Some(80)).unwrap();
     // Its process ends, and another thread of this one takes the slot.
     shared::slot(index).unwrap().free();
-    let (_client, number) = crate::test_sockets::connection();
+    let (_client, number) = crate::calls::tests::connection();
     let rsocket = UdpSocket::bind("127.0.0.1:0").unwrap();
     assert_eq!(shared::claim(&token, 80, (&token, &token), (-1, 0)), Some(index));
     assert!(enter(index, rsocket.as_raw_fd(), -1));

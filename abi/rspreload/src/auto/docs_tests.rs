@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::log::Reason;
-use super::{listeners, remembered, shared, slots};
+use super::{connect, listeners, route, shared};
 use crate::config;
 use crate::epoll::members;
 
@@ -25,11 +25,11 @@ fn rows(section: &str) -> Vec<Vec<String>> {
 #[test]
 fn all_reasons_are_documented() {
     let source = read("src/auto/log.rs");
-    let (_, source) = source.split_once("pub enum Reason {\n").unwrap();
-    let (variants, _) = source.split_once("\n}").unwrap();
+    let (_, source) = source.split_once("reasons! {\n").unwrap();
+    let (texts, _) = source.split_once("\n}").unwrap();
     let rows = rows("### Reasons in the log");
-    assert_eq!(rows.len(), variants.lines().count());
-    let (texts, _) = source.split_once("/// Text of a limited length").unwrap();
+    // Two have numbers.
+    assert_eq!(rows.len(), texts.lines().count() + 2);
     for row in rows {
         let text = row[1].trim_matches('`');
         if text.ends_with(" N") {
@@ -60,13 +60,13 @@ fn automatic_mode_and_fork_mode_do_not_know_each_other() {
 #[test]
 fn all_limits_are_documented() {
     let limits = [
-        ("MAX_ATTEMPTS", slots::MAX_ATTEMPTS),
+        ("MAX_ATTEMPTS", connect::MAX_ATTEMPTS),
         ("MAX_INSTANCES", members::MAX_INSTANCES),
         ("MAX_LISTENERS", listeners::MAX_LISTENERS),
         ("MAX_ADDRESSES", listeners::MAX_ADDRESSES),
         ("MAX_BACKLOG", listeners::MAX_BACKLOG as usize),
         ("MAX_SLOTS", shared::MAX_SLOTS),
-        ("MAX_REMEMBERED", remembered::MAX_REMEMBERED),
+        ("MAX_REMEMBERED", route::MAX_REMEMBERED),
         ("MAX_FILE", config::MAX_FILE),
     ];
     let listed: Vec<(String, usize)> = rows("### Hard limits")

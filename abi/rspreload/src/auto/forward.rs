@@ -1,16 +1,15 @@
 //! Forwards data between an rsocket and the token of its connection, for the process that uses the
 //! token's other end.
 
-use core::ffi::{c_int, c_void};
-use core::mem::MaybeUninit;
-use core::ptr::NonNull;
+use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
 
 use libc::{EAGAIN, EINTR, F_SETFL, MSG_DONTWAIT, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_WR, c_short};
 
 use super::connections::{self, Bits};
 use super::shared::MAX_SLOTS;
-use super::thread;
+use crate::memory::{Mapping, plain};
+use crate::sockets::{kernel, rdma};
 use crate::{errno, next_symbol, rsocket, rsocket_abi, tcp};
 
 const BUFFER: usize = 64 << 10;
@@ -37,21 +36,25 @@ pub struct Forward {
     pub index: usize,
     inner: c_int,
     token: c_int,
-    buffers: NonNull<[u8; 2 * BUFFER]>,
+    buffers: *mut [u8; 2 * BUFFER],
     /// From the rsocket, and from the token.
     pipes: [Pipe; 2],
+    /// The rsocket has failed. What has arrived by it still reaches the program.
+    failed: bool,
 }
+
+plain! { Forward }
 
 /// The forwards of a process, by index of the connection. Memory is touched for those that exist.
 pub struct Forwards {
-    forwards: &'static mut [MaybeUninit<Forward>],
+    forwards: &'static mut [Forward],
     used: Bits,
 }
 
 impl Forwards {
     /// `None` without memory.
     pub fn new() -> Option<Forwards> {
-        Some(Forwards { forwards: thread::reserve(MAX_SLOTS)?, used: Bits::new() })
+        Some(Forwards { forwards: Mapping::new(MAX_SLOTS)?.leak(), used: Bits::new() })
     }
 
     /// Whether a connection is forwarded.
@@ -60,17 +63,13 @@ impl Forwards {
     }
 
     pub fn get(&mut self, index: usize) -> Option<&mut Forward> {
-        if !self.has(index) {
-            return None;
-        }
-        // SAFETY: the bit says that it was written.
-        self.forwards.get_mut(index).map(|forward| unsafe { forward.assume_init_mut() })
+        if self.has(index) { self.forwards.get_mut(index) } else { None }
     }
 
     /// Begins to forward a connection. Returns false without memory.
     pub fn begin(&mut self, index: usize) -> bool {
         let (Some(place), Some(forward)) = (self.forwards.get_mut(index), Forward::begin(index)) else { return false };
-        place.write(forward);
+        *place = forward;
         self.used.set(index);
         connections::FORWARDED.fetch_add(1, SeqCst);
         true
@@ -86,10 +85,7 @@ impl Forwards {
     /// Calls `call` with each one that exists.
     pub fn each(&mut self, mut call: impl FnMut(&mut Forward)) {
         for index in self.used.each() {
-            if let Some(forward) = self.forwards.get_mut(index) {
-                // SAFETY: the bit says that it was written.
-                call(unsafe { forward.assume_init_mut() });
-            }
+            self.forwards.get_mut(index).map(&mut call);
         }
     }
 }
@@ -115,19 +111,12 @@ impl Forward {
     /// Begins to forward the connection of an index. `None` without memory.
     pub fn begin(index: usize) -> Option<Forward> {
         let (inner, token) = (connections::inner(index), connections::token(index));
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping; a number and a flag.
-        let buffers = unsafe {
-            let new = libc::mmap(core::ptr::null_mut(), 2 * BUFFER, access, kind, -1, 0);
-            if new == libc::MAP_FAILED {
-                return None;
-            }
-            rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
-            NonNull::new(new.cast::<[u8; 2 * BUFFER]>())?
-        };
+        let buffers = Mapping::<[u8; 2 * BUFFER]>::new(1)?.leak().as_mut_ptr();
+        rdma::fcntl(inner, F_SETFL, O_NONBLOCK);
         tcp::keep_alive(token, ORPHAN_TIMEOUT);
         let pipe = |from, to| Pipe { from, to, start: 0, end: 0, ended: false, shut: false };
-        Some(Forward { index, inner, token, buffers, pipes: [pipe(inner, token), pipe(token, inner)] })
+        let pipes = [pipe(inner, token), pipe(token, inner)];
+        Some(Forward { index, inner, token, buffers, pipes, failed: false })
     }
 
     /// The events to wait for: of the rsocket, and of the token. A number of -1 needs no wait.
@@ -141,6 +130,9 @@ impl Forward {
                 if pipe.to == fd && pipe.start < pipe.end {
                     events |= POLLOUT;
                 }
+            }
+            if fd == self.token && self.failed {
+                events |= POLLOUT;
             }
             let bit = if fd == self.inner { rdmacm_private::FORWARDER_EVENT } else { 0 };
             (if events == 0 && !self.awaits_end(fd) { -1 } else { fd }, events | bit)
@@ -160,11 +152,16 @@ impl Forward {
         if revents.iter().all(|&events| events == 0) {
             return true;
         }
-        for which in 0..2 {
-            if !self.step_pipe(which) {
+        if !self.step_pipe(0) || !self.step_pipe(1) {
+            self.finish(true);
+            return false;
+        }
+        if self.failed {
+            let done = self.pipes[0].shut && self.has_drained();
+            if done {
                 self.finish(true);
-                return false;
             }
+            return !done;
         }
         let has_gone = revents[1] & (POLLERR | POLLHUP) != 0 && self.awaits_end(self.token);
         let failed =
@@ -177,10 +174,10 @@ impl Forward {
         true
     }
 
-    /// Returns false after a failure.
+    /// Returns false if the program's end has failed.
     fn step_pipe(&mut self, which: usize) -> bool {
         // SAFETY: the mapping belongs to this value, which is borrowed mutably.
-        let buffers = unsafe { self.buffers.as_mut() };
+        let buffers = unsafe { &mut *self.buffers };
         let (first, second) = buffers.split_at_mut(BUFFER);
         let buffer = if which == 0 { first } else { second };
         let (inner, pipe) = (self.inner, &mut self.pipes[which]);
@@ -189,25 +186,45 @@ impl Forward {
                 Moved::Bytes(0) => pipe.ended = true,
                 Moved::Bytes(count) => (pipe.start, pipe.end) = (0, count),
                 Moved::Nothing => {}
+                Moved::Failed if which == 0 => {
+                    pipe.ended = true;
+                    self.peer_has_failed();
+                }
                 Moved::Failed => return false,
             }
         }
+        let pipe = &mut self.pipes[which];
         if let Some(data) = buffer.get(pipe.start..pipe.end).filter(|data| !data.is_empty()) {
             match send(pipe.to, pipe.to == inner, data) {
                 Moved::Bytes(count) => pipe.start += count,
                 Moved::Nothing => {}
+                Moved::Failed if which == 1 => self.peer_has_failed(),
                 Moved::Failed => return false,
             }
         }
+        let pipe = &mut self.pipes[which];
         if pipe.ended && !pipe.shut && pipe.start == pipe.end {
             pipe.shut = true;
             if pipe.to == inner {
                 rsocket_abi::rshutdown(pipe.to, SHUT_WR);
-            } else {
+            } else if !self.failed {
                 next_symbol::shutdown(pipe.to, SHUT_WR);
             }
         }
         true
+    }
+
+    /// The rsocket does not take or give data any more. The program sees a reset after what has
+    /// arrived: the kernel reports when the token has passed that on.
+    fn peer_has_failed(&mut self) {
+        self.pipes[1] = Pipe { from: self.token, to: self.inner, start: 0, end: 0, ended: true, shut: true };
+        self.failed = true;
+        let _ = kernel::set(self.token, (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT), &1);
+    }
+
+    /// Whether nothing is left that the token has not passed on.
+    fn has_drained(&self) -> bool {
+        kernel::poll(&mut [libc::pollfd { fd: self.token, events: POLLOUT, revents: 0 }], 0) > 0
     }
 
     /// Ends the connection.
@@ -224,30 +241,23 @@ impl Forward {
 
     fn unmap(&mut self) {
         // SAFETY: the mapping is used no more.
-        unsafe { libc::munmap(self.buffers.as_ptr().cast::<c_void>(), 2 * BUFFER) };
+        unsafe { libc::munmap(self.buffers.cast(), 2 * BUFFER) };
     }
 }
 
 /// One thread serves all connections: it never waits for one, whatever a thread of the program that
 /// still has the number's old entry does to the rsocket's flags.
 fn receive(fd: c_int, is_rsocket: bool, buffer: &mut [u8]) -> Moved {
-    let (start, len) = (buffer.as_mut_ptr().cast::<c_void>(), buffer.len());
-    // SAFETY: `len` bytes at `start` are writable.
-    Moved::from(unsafe {
-        if is_rsocket {
-            rsocket_abi::rrecv(fd, start, len, MSG_DONTWAIT | rdmacm_private::FORWARDER_FLAG)
-        } else {
-            next_symbol::recv(fd, start, len, MSG_DONTWAIT)
-        }
+    Moved::from(if is_rsocket {
+        rdma::receive(fd, buffer, MSG_DONTWAIT | rdmacm_private::FORWARDER_FLAG)
+    } else {
+        kernel::receive(fd, buffer, MSG_DONTWAIT)
     })
 }
 
 fn send(fd: c_int, is_rsocket: bool, data: &[u8]) -> Moved {
-    let (start, len, flags) = (data.as_ptr().cast::<c_void>(), data.len(), libc::MSG_NOSIGNAL | MSG_DONTWAIT);
-    // SAFETY: `len` bytes at `start` are readable.
-    Moved::from(unsafe {
-        if is_rsocket { rsocket_abi::rsend(fd, start, len, flags) } else { next_symbol::send(fd, start, len, flags) }
-    })
+    let flags = libc::MSG_NOSIGNAL | MSG_DONTWAIT;
+    Moved::from(if is_rsocket { rdma::send(fd, data, flags) } else { kernel::send(fd, data, flags) })
 }
 
 #[cfg(test)]

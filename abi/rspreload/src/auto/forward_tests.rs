@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::IntoRawFd;
 
 use super::*;
-use crate::test_sockets::connection;
+use crate::calls::tests::connection;
 
 /// A forward, and the far ends of its rsocket and of its token.
 fn forward(index: usize) -> (Forward, TcpStream, TcpStream) {
@@ -79,6 +79,43 @@ fn a_program_that_has_ended_and_gone_ends_the_connection() {
     reset(program);
     assert!(!run(&mut forward, || false));
     assert_eq!(peer.read(&mut [0]).unwrap_or(0), 0);
+}
+
+/// The program does not read, until the peer has gone.
+#[test]
+fn what_a_peer_has_sent_arrives_after_a_send_to_it_has_failed() {
+    let (mut forward, mut peer, mut program) = forward(104);
+    // Most of it is on the way when the peer goes.
+    kernel::set(forward.token, (libc::SOL_SOCKET, libc::SO_SNDBUF), &16_384).unwrap();
+    kernel::set(std::os::fd::AsRawFd::as_raw_fd(&program), (libc::SOL_SOCKET, libc::SO_RCVBUF), &16_384).unwrap();
+    let sent: Vec<u8> = (0..150_000_u32).map(|number| (number * 7) as u8).collect();
+    let data = sent.clone();
+    let writer = std::thread::spawn(move || {
+        peer.write_all(&data).unwrap();
+        // All of it is at the other end.
+        let mut unsent: libc::c_int = 1;
+        while unsent > 0 {
+            std::thread::yield_now();
+            // SAFETY: an open descriptor, and a live int.
+            unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&peer), libc::TIOCOUTQ, &raw mut unsent) };
+        }
+        reset(peer);
+    });
+    assert!(run(&mut forward, || writer.is_finished()));
+    program.write_all(b"to nobody").unwrap();
+    let reader = std::thread::spawn(move || {
+        let (mut got, mut piece) = (Vec::new(), vec![0; 1 << 16]);
+        loop {
+            match program.read(&mut piece) {
+                Ok(count) => got.extend_from_slice(&piece[..count]),
+                Err(error) => return (got, error.kind()),
+            }
+        }
+    });
+    assert!(!run(&mut forward, || false));
+    let (got, end) = reader.join().unwrap();
+    assert!(got == sent, "{} of {} bytes", got.len(), sent.len());
+    assert_eq!(end, std::io::ErrorKind::ConnectionReset);
 }
 
 fn reset(end: TcpStream) {

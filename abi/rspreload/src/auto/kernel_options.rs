@@ -8,8 +8,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET, socklen_t};
 
-use crate::tcp;
-use crate::{errno, next_symbol};
+use crate::sockets::kernel;
+use crate::{errno, tcp};
 
 /// What an option is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,11 +143,6 @@ pub fn refusal((level, name): (c_int, c_int)) -> c_int {
     if (level, name) == (IPPROTO_TCP, libc::TCP_ULP) { libc::ENOENT } else { libc::ENOPROTOOPT }
 }
 
-/// Whether reading an option moves data of a TCP socket: TCP_ZEROCOPY_RECEIVE.
-pub fn receives((level, name): (c_int, c_int)) -> bool {
-    (level, name) == (IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE)
-}
-
 /// The sockets that have an option which the kernel does not tell: bits for identifiers, which are
 /// numbers in a row. No bit is cleared: a socket that shares one stays with TCP, too.
 static MARKED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
@@ -178,13 +173,9 @@ pub fn are_set(fd: c_int) -> bool {
 /// SO_GET_FILTER, which has the number of SO_ATTACH_FILTER, tells the length of a filter. It fails
 /// with EACCES for a filter of SO_ATTACH_BPF.
 fn has_filter(fd: c_int) -> bool {
-    let mut len: socklen_t = 0;
-    errno::keeping(|| {
-        // SAFETY: nothing is written without room for it.
-        let result = unsafe {
-            next_symbol::getsockopt(fd, SOL_SOCKET, libc::SO_ATTACH_FILTER, core::ptr::null_mut(), &raw mut len)
-        };
-        if result == 0 { len > 0 } else { errno::get() == libc::EACCES }
+    errno::keeping(|| match kernel::get::<[c_int; 0]>(fd, (SOL_SOCKET, libc::SO_ATTACH_FILTER)) {
+        Some((_, len)) => len > 0,
+        None => errno::get() == libc::EACCES,
     })
 }
 

@@ -10,13 +10,11 @@ use libc::{
 
 use super::connections;
 use super::log::{self, Reason};
-use super::shared::{self, AtomicName};
-use super::{route, socket_owner, thread};
+use super::{route, shared, thread};
+use crate::sockets::{AtomicName, Name, kernel, rdma};
 use crate::table::{self, Entry, Kind};
-use crate::tcp::name::{self, Name};
-use crate::tcp::{self, bind, make_rsocket};
 use crate::thread::Lock;
-use crate::{config, epoll::members, errno, next_symbol, open_fds, rsocket, rsocket_abi};
+use crate::{config, epoll::members, errno, open_fds, rsocket, rsocket_abi, tcp};
 
 /// The most listeners of a process, and the most addresses of one.
 pub const MAX_LISTENERS: usize = 64;
@@ -60,7 +58,7 @@ fn of(entry: Entry) -> Option<&'static Listener> {
 /// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if no
 /// other process can have the socket.
 pub fn add(fd: c_int, backlog: c_int) {
-    let Some(own) = name::own(fd) else { return };
+    let Some(own) = kernel::own(fd) else { return };
     if !route::is_candidate(fd, own.family()) {
         return;
     }
@@ -90,7 +88,7 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     if open_fds::has_ring() {
         return Err(Reason::Ring);
     }
-    if !socket_owner::tells(own) {
+    if !shared::tells(own) {
         return Err(Reason::NoDiag);
     }
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
@@ -151,7 +149,7 @@ impl Listener {
             return Ok(());
         }
         let mut result = Err(Reason::NoDevice);
-        each_address(|address| {
+        tcp::each_local(|address| {
             if self.covers(&own, &address) && route::is_rdma(&address) {
                 let opened = self.open_at(fd, &address.with_number(own.number()));
                 if result.is_err() {
@@ -172,21 +170,17 @@ impl Listener {
     fn open_at(&self, fd: Option<c_int>, at: &Name) -> Result<(), Reason> {
         let free = self.rsockets.iter().find(|number| number.load(SeqCst) == 0).ok_or(Reason::Busy)?;
         let mut error = 0;
-        let inner = make_rsocket::for_address(at, |inner| {
+        let inner = tcp::make_rsocket(at, |inner| {
             if self.v6only.load(SeqCst) {
                 let _ = rsocket::set_option(inner, IPPROTO_IPV6, IPV6_V6ONLY, 1);
             }
             if let Some(fd) = fd {
                 route::copy_early_options(fd, inner);
             }
-            // SAFETY: an address and its length; numbers.
-            unsafe {
-                rsocket_abi::rfcntl_int(inner, F_SETFL, O_NONBLOCK);
-                let listens = bind::like_tcp(inner, at.as_ptr(), at.len) == 0
-                    && rsocket_abi::rlisten(inner, self.backlog.load(SeqCst)) == 0;
-                error = errno::get();
-                listens
-            }
+            rdma::fcntl(inner, F_SETFL, O_NONBLOCK);
+            let listens = tcp::bind(inner, at) && rsocket_abi::rlisten(inner, self.backlog.load(SeqCst)) == 0;
+            error = errno::get();
+            listens
         });
         let inner = inner.ok_or(if error == libc::EADDRINUSE { Reason::PortTaken } else { Reason::Failed(error) })?;
         free.store(inner + 1, SeqCst);
@@ -214,7 +208,7 @@ impl Listener {
     fn token_address(&self, inner: c_int) -> Option<Name> {
         let own = self.own.load()?;
         if own.address().is_unspecified() {
-            Some(name::rsocket_own(inner)?.of_device().with_number(own.number()))
+            Some(rdma::own(inner)?.of_device().with_number(own.number()))
         } else {
             Some(own)
         }
@@ -281,35 +275,18 @@ impl Listener {
     }
 
     /// Accepts the connections that have arrived at an rsocket, and sends their tokens.
-    pub fn accept(&self, inner: c_int, wake: (c_int, u64)) {
+    pub fn accept(&self, inner: c_int) {
         let _held = ACCEPTING.hold();
-        while self.rsockets().any(|own| own == inner)
-            && self.has_room(thread::waiting_tokens())
-            && connections::has_room(false)
-        {
-            // SAFETY: no addresses are asked for.
-            let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
-            if new < 0 {
-                return self.has_failed(errno::get());
-            }
-            self.send_token(new, wake);
-        }
-    }
-
-    /// An rsocket has no connection now, or never has one again: after a change of the user, or of
-    /// the root folder, no event channel can be opened, perhaps.
-    fn has_failed(&self, error: c_int) {
+        let may_more = || {
+            let is_open = self.rsockets().any(|own| own == inner);
+            is_open && self.has_room(thread::waiting_tokens()) && connections::has_room(false)
+        };
+        let error = self.send_tokens(inner, may_more);
+        // An rsocket has no connection now, or never has one again: after a change of the user, or of
+        // the root folder, no event channel can be opened, perhaps.
         let passes = [EAGAIN, EINTR, ECONNABORTED, EMFILE, ENFILE, ENOBUFS, ENOMEM];
-        if !passes.contains(&error) {
+        if error != 0 && !passes.contains(&error) {
             self.listen_by_tcp_only(Reason::Failed(error));
-        }
-    }
-
-    fn send_token(&self, new: c_int, wake: (c_int, u64)) {
-        let sent = self.token_address(new).is_some_and(|to| connections::send_token(new, &to, wake));
-        if !sent {
-            self.close_if_stopped();
-            rsocket::reset(new);
         }
     }
 
@@ -326,61 +303,37 @@ impl Listener {
     fn send_last_tokens(&self) {
         const MOMENT_MS: c_int = 10;
         const MOMENTS: usize = 16;
-        let Some(wake) = thread::wake_socket() else { return };
         for inner in self.rsockets() {
-            let mut entry = libc::pollfd { fd: inner, events: libc::POLLIN, revents: 0 };
+            let mut entry = [libc::pollfd { fd: inner, events: libc::POLLIN, revents: 0 }];
             for _ in 0..MOMENTS {
-                // SAFETY: one entry, which lives on this stack.
-                if unsafe { rsocket_abi::rpoll(&raw mut entry, 1, MOMENT_MS) } <= 0 {
+                if rdma::poll(&mut entry, MOMENT_MS) <= 0 {
                     break;
                 }
-                self.send_tokens(inner, wake);
+                self.send_tokens(inner, || true);
             }
         }
     }
 
-    /// Sends the tokens of the connections that an rsocket has.
-    fn send_tokens(&self, inner: c_int, wake: (c_int, u64)) {
-        loop {
-            // SAFETY: no addresses are asked for.
-            let new = unsafe { rsocket_abi::raccept(inner, core::ptr::null_mut(), core::ptr::null_mut()) };
+    /// Sends the tokens of the connections that an rsocket has. Returns the errno of accept, or 0 if
+    /// there may be no more.
+    fn send_tokens(&self, inner: c_int, may_more: impl Fn() -> bool) -> c_int {
+        while may_more() {
+            let new = rdma::accept(inner);
             if new < 0 {
-                return;
+                return errno::get();
             }
-            self.send_token(new, wake);
+            if !self.token_address(new).is_some_and(|to| connections::send_token(new, &to)) {
+                self.close_if_stopped();
+                rsocket::reset(new);
+            }
         }
+        0
     }
 }
 
 /// The most tokens that wait for accept(2), as with TCP: one more than the backlog.
 fn max_tokens(backlog: c_int) -> usize {
     (if (0..MAX_BACKLOG).contains(&backlog) { backlog + 1 } else { MAX_BACKLOG }) as usize
-}
-
-/// Calls `call` with each address of an interface that is up.
-fn each_address(mut call: impl FnMut(Name)) {
-    let mut list: *mut libc::ifaddrs = core::ptr::null_mut();
-    // SAFETY: the list is valid until it is freed; its addresses have the length of their family.
-    unsafe {
-        if libc::getifaddrs(&raw mut list) != 0 {
-            return;
-        }
-        let mut next = list;
-        while let Some(interface) = next.as_ref() {
-            next = interface.ifa_next;
-            if interface.ifa_flags & libc::IFF_UP as u32 != 0 && !interface.ifa_addr.is_null() {
-                let len = match c_int::from((*interface.ifa_addr).sa_family) {
-                    libc::AF_INET => size_of::<libc::sockaddr_in>(),
-                    AF_INET6 => size_of::<libc::sockaddr_in6>(),
-                    _ => continue,
-                };
-                if let Some(name) = Name::read(interface.ifa_addr, len as libc::socklen_t) {
-                    call(name);
-                }
-            }
-        }
-        libc::freeifaddrs(list);
-    }
 }
 
 /// The listeners of this process.
@@ -457,17 +410,9 @@ pub fn set_backlog(entry: Entry, backlog: c_int) {
     }
 }
 
-/// The program passes a listener to another process, which may not have this library.
-pub fn pass_on(entry: Entry) {
-    let Some(listener) = of(entry).filter(|listener| listener.uses_rdma()) else { return };
-    let held = ACCEPTING.hold();
-    listener.listen_by_tcp_only(Reason::Passed);
-    drop(held);
-    thread::wake();
-}
-
-/// An option is about to be set that decides from where the kernel takes connections, and so
-/// tokens, or which sockets get them.
+/// A listener is TCP's from now on: an option is about to be set that decides from where the kernel
+/// takes connections, and so tokens, or which sockets get them; or the program passes it to another
+/// process, which may not have this library.
 pub fn leave_to_kernel(entry: Entry, reason: Reason) {
     if let Some(listener) = of(entry).filter(|listener| listener.state.load(SeqCst) == OPEN) {
         listen_by_tcp_only_at(listener.port(), reason, |other| core::ptr::eq(other, listener));
@@ -478,9 +423,7 @@ pub fn leave_to_kernel(entry: Entry, reason: Reason) {
 pub fn accept_at_once(fd: c_int) {
     const NAME: (c_int, c_int) = (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
     if option(fd, NAME.0, NAME.1) != 0 && tcp::is_listening(fd) {
-        let (off, len) = (0, size_of::<c_int>() as libc::socklen_t);
-        // SAFETY: a live int of that length.
-        errno::keeping(|| unsafe { next_symbol::setsockopt(fd, NAME.0, NAME.1, (&raw const off).cast(), len) });
+        let _ = kernel::set(fd, NAME, &0);
     }
 }
 
@@ -547,7 +490,7 @@ mod tests {
 
     #[test]
     fn tokens_go_to_the_address_of_the_connection() {
-        let (_client, inner) = crate::test_sockets::connection();
+        let (_client, inner) = crate::calls::tests::connection();
         let token = |own| {
             let to = listener(&name(own)).token_address(inner.as_raw_fd()).unwrap();
             (to.address().to_string(), to.number())

@@ -7,84 +7,64 @@ use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 use core::{fmt, mem};
 
-use libc::socklen_t;
-
-use super::shared::AtomicName;
+use crate::memory::plain;
+use crate::sockets::{AtomicName, Name, kernel, rdma};
 use crate::table::Growing;
-use crate::tcp::name;
-use crate::tcp::name::Name;
-use crate::{config, errno, next_symbol, open_fds, rsocket_abi, tcp};
+use crate::{config, errno, open_fds, tcp};
 
 // The log line of each connection: which way it goes, and why.
 
-/// Why a connection, or a listener, is what it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reason {
-    Rule,
-    Loopback,
-    Option,
-    NoRoute,
-    NoDevice,
-    WasSilent,
-    WasRejected,
-    Silent,
-    Rejected,
-    Failed(i32),
-    Busy,
-    SocketShared,
-    Instances,
-    Descriptors,
-    Ring,
-    NoDiag,
-    Connected,
-    Reuse,
-    PortTaken,
-    NotOwn,
-    Stranger,
-    Passed,
-    Forwarded,
-    CameByTcp,
-    NoToken(i32),
-    Slots,
-    NotPrepared,
-    Executed,
-    Elsewhere,
+/// Why a connection, or a listener, is what it is, with the text of the log.
+macro_rules! reasons {
+    ($($reason:ident => $text:literal,)*) => {
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Reason {
+            $($reason,)*
+            /// With an errno.
+            Failed(i32),
+            NoToken(i32),
+        }
+
+        impl fmt::Display for Reason {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Reason::$reason => f.write_str($text),)*
+                    Reason::Failed(error) => write!(f, "the attempt by RDMA failed with errno {error}"),
+                    Reason::NoToken(error) => write!(f, "no connection inside the host: errno {error}"),
+                }
+            }
+        }
+    };
 }
 
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Reason::Rule => "a rule of the configuration",
-            Reason::Loopback => "a loopback address",
-            Reason::Option => "the socket has an option that rsockets do not have",
-            Reason::NoRoute => "there is no route",
-            Reason::NoDevice => "no RDMA device that can share ports with TCP has the local address",
-            Reason::WasSilent => "the host did not answer by RDMA a short time ago",
-            Reason::WasRejected => "nobody listened there by RDMA a short time ago",
-            Reason::Silent => "no answer by RDMA in time",
-            Reason::Rejected => "rejected: nobody listens there by RDMA",
-            Reason::Failed(error) => return write!(f, "the attempt by RDMA failed with errno {error}"),
-            Reason::Busy => "too many attempts at a time, or no memory",
-            Reason::SocketShared => "the program has copied or shut down the socket",
-            Reason::Instances => "the socket is a member of too many epoll instances",
-            Reason::Descriptors => "too few descriptors",
-            Reason::Ring => "the program has an instance of io_uring",
-            Reason::NoDiag => "the kernel does not tell who has accepted a connection (inet_diag, tcp_diag)",
-            Reason::Connected => "connected",
-            Reason::Reuse => "SO_REUSEPORT: other sockets may listen at the port",
-            Reason::PortTaken => "another rsocket has the port",
-            Reason::NotOwn => "the socket is a copy, or was made by another process or before a fork",
-            Reason::Stranger => "another process accepts its connections",
-            Reason::Passed => "the program has passed it to another process",
-            Reason::CameByTcp => "the peer has connected by TCP",
-            Reason::Forwarded => "used by another process than the one that accepted it",
-            Reason::NoToken(error) => return write!(f, "no connection inside the host: errno {error}"),
-            Reason::Slots => "too many connections by RDMA",
-            Reason::NotPrepared => "vfork(2) and posix_spawn(3) need librspreload-full.so",
-            Reason::Elsewhere => "another process of the program accepts its connections",
-            Reason::Executed => "a program was executed with one of its connections",
-        })
-    }
+reasons! {
+    Rule => "a rule of the configuration",
+    Loopback => "a loopback address",
+    Option => "the socket has an option that rsockets do not have",
+    NoRoute => "there is no route",
+    NoDevice => "no RDMA device that can share ports with TCP has the local address",
+    WasSilent => "the host did not answer by RDMA a short time ago",
+    WasRejected => "nobody listened there by RDMA a short time ago",
+    Silent => "no answer by RDMA in time",
+    Rejected => "rejected: nobody listens there by RDMA",
+    Busy => "too many attempts at a time, or no memory",
+    SocketShared => "the program has copied or shut down the socket",
+    Instances => "the socket is a member of too many epoll instances",
+    Descriptors => "too few descriptors",
+    Ring => "the program has an instance of io_uring",
+    NoDiag => "the kernel does not tell who has accepted a connection (inet_diag, tcp_diag)",
+    Connected => "connected",
+    Reuse => "SO_REUSEPORT: other sockets may listen at the port",
+    PortTaken => "another rsocket has the port",
+    NotOwn => "the socket is a copy, or was made by another process or before a fork",
+    Stranger => "another process accepts its connections",
+    Passed => "the program has passed it to another process",
+    Forwarded => "used by another process than the one that accepted it",
+    CameByTcp => "the peer has connected by TCP",
+    Slots => "too many connections by RDMA",
+    NotPrepared => "vfork(2) and posix_spawn(3) need librspreload-full.so",
+    Executed => "a program was executed with one of its connections",
+    Elsewhere => "another process of the program accepts its connections",
 }
 
 /// Text of a limited length.
@@ -109,11 +89,7 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
     let mut line = Text { bytes: [0; 300], len: 0 };
     let _ = line.write_fmt(text);
-    // SAFETY: `len` bytes of the text are readable.
-    errno::keeping(|| unsafe {
-        let (bytes, len) = (line.bytes.as_ptr().cast(), line.len as socklen_t);
-        rsocket_abi::rsetsockopt(-1, rdmacm_private::LEVEL, rdmacm_private::LOG, bytes, len)
-    });
+    let _ = rdma::set_bytes(-1, (rdmacm_private::LEVEL, rdmacm_private::LOG), &line.bytes, line.len);
 }
 
 /// `ADDRESS PORT`, for a log line.
@@ -206,7 +182,7 @@ pub fn before_exit() {
 fn report(fd: c_int) {
     let Some(info) = info(fd) else { return };
     let logged = PEERS.get(fd).and_then(AtomicName::take);
-    let (Some(own), Some(peer)) = (name::own(fd), name::peer(fd).or(logged)) else { return };
+    let (Some(own), Some(peer)) = (kernel::own(fd), kernel::peer(fd).or(logged)) else { return };
     let (own, peer) = (own.of_device(), peer.of_device());
     let (own, peer) = (Ends(&own), Ends(&peer));
     if info.was_made() {
@@ -250,15 +226,12 @@ impl Info {
     }
 }
 
+plain! { Info }
+
 /// The state of a TCP socket that does not listen. `None` for other descriptors.
 fn info(fd: c_int) -> Option<Info> {
-    // SAFETY: all zeros are a value of these integers.
-    let mut info: Info = unsafe { core::mem::zeroed() };
-    let mut len = size_of::<Info>() as libc::socklen_t;
-    let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
-    // SAFETY: `len` bytes are writable.
-    let result = unsafe { next_symbol::getsockopt(fd, level, option, (&raw mut info).cast(), &raw mut len) };
-    (result == 0 && len as usize >= size_of::<Info>() && info.state != tcp::LISTEN).then_some(info)
+    let (info, len) = kernel::get::<Info>(fd, (libc::IPPROTO_TCP, libc::TCP_INFO))?;
+    (len >= size_of::<Info>() && info.state != tcp::LISTEN).then_some(info)
 }
 
 struct Ends<'a>(&'a Name);

@@ -5,11 +5,11 @@ use core::ffi::c_int;
 
 use libc::{AF_UNSPEC, EOPNOTSUPP, SCM_RIGHTS, SOL_SOCKET, cmsghdr, msghdr, sa_family_t, sockaddr, socklen_t};
 
-use super::numbers::{is_auto, is_number_of};
 use super::shared::Use;
-use super::{connections, execute_with, listeners, log, release_rsocket, slots, use_forwarded};
+use super::{connect, connections, execute_with, listeners, log, release_rsocket};
 use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
+use crate::transition::{is_auto, is_number_of};
 use crate::{errno, open_fds, process, rsocket};
 
 // connect(2) with AF_UNSPEC, which ends a connection, an attempt or a listener of TCP and leaves
@@ -33,7 +33,7 @@ pub fn leave_rdma(fd: c_int, entry: Entry) {
     }
     match entry.kind {
         Kind::Socket if is_auto(entry) => errno::keeping(|| reset(entry.inner)),
-        Kind::Connecting if table::replace(fd, Some(entry), None) => errno::keeping(|| slots::abandon(entry)),
+        Kind::Connecting if table::replace(fd, Some(entry), None) => errno::keeping(|| connect::abandon(entry)),
         Kind::Listener => errno::keeping(|| listeners::stop(entry)),
         Kind::Forwarded => {
             table::replace(fd, Some(entry), None);
@@ -80,14 +80,13 @@ pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
         }
         Kind::Socket => Err(EOPNOTSUPP),
         Kind::Listener => {
-            listeners::pass_on(entry);
+            listeners::leave_to_kernel(entry, log::Reason::Passed);
             Ok(())
         }
-        Kind::Forwarded => {
-            use_forwarded(entry);
+        Kind::Forwarded | Kind::Pending | Kind::Epoll | Kind::Connecting => {
+            super::before_wait(entry);
             Ok(())
         }
-        Kind::Pending | Kind::Epoll | Kind::Connecting => Ok(()),
     })
 }
 
@@ -102,8 +101,7 @@ pub fn give_to_program(fd: c_int) {
                 log::not_given(fd, "program that is executed with it", reason);
             }
         }
-        Kind::Forwarded => execute_with(entry),
-        _ => {}
+        _ => execute_with(entry),
     });
 }
 

@@ -1,15 +1,21 @@
 //! Whether a connection may use RDMA: what rules, the socket, its route and the past say.
+//!
+//! What is remembered of destinations and of local addresses is in a hash table of words, each with an
+//! outcome, the second in which it expires, and a hash of the address. It is read and written without
+//! a lock. If two addresses have the same hash, which is improbable, a connection uses TCP where it
+//! could use RDMA.
 
 use core::ffi::c_int;
+use core::net::IpAddr;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use libc::{IPPROTO_IP, IPPROTO_TCP, SO_BINDTODEVICE, SO_MARK, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET};
 
 use super::kernel_options;
 use super::log::Reason;
-use super::remembered::{self, Outcome, Subject};
-use crate::tcp::name::{self, Name};
-use crate::tcp::{self, bind};
-use crate::{config, next_symbol};
+use crate::sockets::{Name, kernel};
+use crate::{config, errno, next_symbol, open_fds, process, tcp};
 
 /// Whether `fd` is a TCP socket, which the configuration allows to be an rsocket.
 pub fn is_candidate(fd: c_int, family: c_int) -> bool {
@@ -20,12 +26,9 @@ pub fn is_candidate(fd: c_int, family: c_int) -> bool {
 /// Whether the socket has an option that an rsocket does not have and whose effect the program
 /// needs.
 pub fn has_kernel_option(fd: c_int) -> bool {
-    let is_on = |level, name| tcp::option(fd, level, name).is_some_and(|(value, len)| len > 0 && value[0] != 0);
+    let is_on = |option| kernel::get::<[c_int; 4]>(fd, option).is_some_and(|(value, len)| len > 0 && value[0] != 0);
     let waits_for_more = || tcp::int(fd, SOL_SOCKET, libc::SO_RCVLOWAT).is_some_and(|bytes| bytes > 1);
-    READABLE_OPTIONS.into_iter().any(|(level, name)| is_on(level, name))
-        || kernel_options::are_set(fd)
-        || waits_for_more()
-        || tcp::is_signalled(fd)
+    READABLE_OPTIONS.into_iter().any(is_on) || kernel_options::are_set(fd) || waits_for_more() || tcp::is_signalled(fd)
 }
 
 /// Whether [`has_kernel_option`] asks the kernel for an option, which the program may take back.
@@ -39,36 +42,32 @@ const READABLE_OPTIONS: [(c_int, c_int); 3] =
 
 /// The local address to which the program has bound the socket, if it is not a wildcard.
 pub fn bound(fd: c_int) -> Option<Name> {
-    name::own(fd).filter(|own| own.number() != 0 || !own.address().is_unspecified())
+    kernel::own(fd).filter(|own| own.number() != 0 || !own.address().is_unspecified())
 }
 
 /// The local address of the route to an address.
 fn source(to: &Name) -> Option<Name> {
     // No packet is sent.
-    // SAFETY: an address and its length; a descriptor that no other thread knows.
-    unsafe {
-        let udp = next_symbol::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        if udp < 0 {
-            return None;
-        }
-        // Any port but 0, to which the kernel connects as well, but that is undocumented.
-        let to = if to.number() == 0 { to.with_number(1) } else { *to };
-        let connected = next_symbol::connect(udp, to.as_ptr(), to.len) == 0;
-        let own = if connected { name::own(udp) } else { None };
-        next_symbol::close(udp);
-        own
+    let udp = next_symbol::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if udp < 0 {
+        return None;
     }
+    // Any port but 0, to which the kernel connects as well, but that is undocumented.
+    let to = if to.number() == 0 { to.with_number(1) } else { *to };
+    let own = if kernel::connect(udp, &to) == 0 { kernel::own(udp) } else { None };
+    next_symbol::close(udp);
+    own
 }
 
 /// Whether rsockets can listen at a local address beside TCP, and so can be connected from there.
 pub fn is_rdma(own: &Name) -> bool {
     let subject = Subject::Local(own.address());
-    match remembered::find(subject) {
+    match find(subject) {
         Some(Outcome::With) => true,
         Some(_) => false,
         None => {
-            let shares = bind::shares_port(own);
-            remembered::remember(subject, if shares { Outcome::With } else { Outcome::Without });
+            let shares = tcp::shares_port(own);
+            remember(subject, if shares { Outcome::With } else { Outcome::Without });
             shares
         }
     }
@@ -88,13 +87,13 @@ pub fn ruled_out(to: &Name) -> Result<(), Reason> {
     if !config::is_automatic(address, port) {
         return Err(Reason::Rule);
     }
-    if remembered::find(Subject::Beyond(address)).is_some() {
+    if find(Subject::Beyond(address)).is_some() {
         return Err(Reason::NoDevice);
     }
-    if remembered::find(Subject::Host(address)).is_some() {
+    if find(Subject::Host(address)).is_some() {
         return Err(Reason::WasSilent);
     }
-    match remembered::find(Subject::Port(address, port)) {
+    match find(Subject::Port(address, port)) {
         Some(_) => Err(Reason::WasRejected),
         None => Ok(()),
     }
@@ -114,7 +113,7 @@ pub fn allows_rdma(fd: c_int, to: &Name) -> Result<(), Reason> {
         return Ok(());
     }
     if bound.is_none() {
-        remembered::remember(Subject::Beyond(to.address()), Outcome::Without);
+        remember(Subject::Beyond(to.address()), Outcome::Without);
     }
     Err(Reason::NoDevice)
 }
@@ -139,5 +138,192 @@ pub fn copy_early_options(fd: c_int, inner: c_int) {
     let mut service = services.iter().filter_map(|&(level, name)| tcp::int(fd, level, name));
     if let Some(service) = service.find(|&service| service > 0) {
         set(IPPROTO_IP, libc::IP_TOS, service);
+    }
+}
+
+/// What is remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// A host did not answer by RDMA.
+    Silent,
+    /// A host rejected RDMA at a port where it accepted TCP.
+    Rejected,
+    /// Rsockets cannot listen at a local address, beside TCP.
+    Without,
+    /// Rsockets can.
+    With,
+}
+
+impl Outcome {
+    const ALL: [Outcome; 4] = [Outcome::Silent, Outcome::Rejected, Outcome::Without, Outcome::With];
+}
+
+/// What an outcome is remembered of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Subject {
+    /// A host that did not answer.
+    Host(IpAddr),
+    /// A host to which no RDMA device leads, of this process.
+    Beyond(IpAddr),
+    Port(IpAddr, u16),
+    Local(IpAddr),
+}
+
+/// Entries, and how many of them one hash may use.
+pub const MAX_REMEMBERED: usize = 1024;
+const WAYS: usize = 4;
+/// A word: the hash's upper bits, two bits for the outcome, and the second.
+const TIME_BITS: u32 = 24;
+const HASH_SHIFT: u32 = TIME_BITS + 2;
+const TIME: u64 = (1 << TIME_BITS) - 1;
+
+static WORDS: [AtomicU64; MAX_REMEMBERED] = [const { AtomicU64::new(0) }; MAX_REMEMBERED];
+
+fn hash(subject: Subject) -> u64 {
+    let (kind, address, port) = match subject {
+        Subject::Host(address) => (1, address, 0),
+        Subject::Port(address, port) => (2, address, port),
+        Subject::Local(address) => (3, address, 0),
+        Subject::Beyond(address) => (4, address, 0),
+    };
+    let address = match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(address) => address.to_bits(),
+    };
+    // The steps of FNV-1a, with larger pieces; the last one spreads what the addresses' last bits
+    // have changed.
+    let mut hash = 0xCBF2_9CE4_8422_2325_u64;
+    for piece in [kind, u64::from(port), (address >> 64) as u64, address as u64] {
+        hash = (hash ^ piece).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash ^= hash >> 29;
+    }
+    hash
+}
+
+/// What is remembered of hosts that do not answer is shared by the user's processes: a program that
+/// makes one connection would wait each time.
+static SHARED: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+
+fn words_for(subject: Subject, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
+    let first = hash as usize % (MAX_REMEMBERED / WAYS) * WAYS;
+    let shared = if matches!(subject, Subject::Host(_)) { shared() } else { None };
+    shared.unwrap_or(&WORDS)[first..first + WAYS].iter()
+}
+
+/// The memory that the user's processes share, if there is any.
+fn shared() -> Option<&'static [AtomicU64; MAX_REMEMBERED]> {
+    if SHARED.load(Ordering::Acquire).is_null() {
+        let new = errno::keeping(map).map_or(ptr::from_ref(&WORDS).cast_mut().cast(), NonNull::as_ptr);
+        // Of several threads that do so one loses its mapping, which does no harm.
+        SHARED.store(new, Ordering::Release);
+    }
+    // SAFETY: a mapping of this length, or `WORDS`; neither goes away.
+    unsafe { SHARED.load(Ordering::Acquire).cast::<[AtomicU64; MAX_REMEMBERED]>().as_ref() }
+}
+
+/// Maps a file that only this user can have made and can write, of this network namespace. Its
+/// memory is there: touching a hole of a file system that is full would end the process.
+fn map() -> Option<NonNull<AtomicU64>> {
+    const SIZE: usize = size_of::<[AtomicU64; MAX_REMEMBERED]>();
+    let mut path = [0_u8; 80];
+    // SAFETY: the path is as long as said; a descriptor of this function only; a live structure; a
+    // new mapping of a file that is as long, of zeros at first.
+    unsafe {
+        let (user, path) = (libc::geteuid(), path.as_mut_ptr().cast());
+        let space = open_fds::status_of(c"/proc/self/ns/net")?.st_ino;
+        libc::snprintf(path, 80, c"/dev/shm/librspreload.%u.%lu".as_ptr(), user, space);
+        let fd = libc::open(path, libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_CLOEXEC, 0o600);
+        let is_own = |status: libc::stat| status.st_uid == user && status.st_mode == libc::S_IFREG | 0o600;
+        let usable = open_fds::status(fd).is_some_and(is_own) && libc::posix_fallocate(fd, 0, SIZE as libc::off_t) == 0;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let new =
+            if usable { libc::mmap(ptr::null_mut(), SIZE, access, libc::MAP_SHARED, fd, 0) } else { libc::MAP_FAILED };
+        if fd >= 0 {
+            next_symbol::close(fd);
+        }
+        NonNull::new(new).filter(|_| new != libc::MAP_FAILED).map(NonNull::cast)
+    }
+}
+
+fn second() -> u64 {
+    // The clock starts at 0. A word of 0 is an empty one.
+    (process::now() / 1_000_000_000) as u64 + 1
+}
+
+/// Whether the second of a word is after `now`, in a clock that wraps around.
+fn is_current(word: u64, now: u64) -> bool {
+    let left = (word & TIME).wrapping_sub(now) & TIME;
+    word != 0 && left > 0 && left < TIME / 2
+}
+
+/// Returns what is remembered.
+pub fn find(subject: Subject) -> Option<Outcome> {
+    let (hash, now) = (hash(subject), second());
+    let mut words = words_for(subject, hash).map(|word| word.load(Ordering::Relaxed));
+    let word = words.find(|&word| word >> HASH_SHIFT == hash >> HASH_SHIFT && is_current(word, now))?;
+    Some(Outcome::ALL[(word >> TIME_BITS) as usize % Outcome::ALL.len()])
+}
+
+/// Remembers an outcome for as long as the configuration says.
+pub fn remember(subject: Subject, outcome: Outcome) {
+    remember_for(TIME / 2 - 1, subject, outcome);
+}
+
+/// Remembers an outcome for so many seconds at most.
+pub fn remember_for(most: u64, subject: Subject, outcome: Outcome) {
+    let seconds = config::remember() as u64;
+    if seconds > 0 {
+        store(subject, outcome, seconds.min(most));
+    }
+}
+
+fn store(subject: Subject, outcome: Outcome, seconds: u64) {
+    let (hash, now) = (hash(subject), second());
+    let word = hash >> HASH_SHIFT << HASH_SHIFT | (outcome as u64) << TIME_BITS | (now + seconds) & TIME;
+    let is_its = |word: &&AtomicU64| word.load(Ordering::Relaxed) >> HASH_SHIFT == hash >> HASH_SHIFT;
+    let is_free = |word: &&AtomicU64| !is_current(word.load(Ordering::Relaxed), now);
+    let soonest = |word: &&AtomicU64| (word.load(Ordering::Relaxed) & TIME).wrapping_sub(now) & TIME;
+    let words = || words_for(subject, hash);
+    let entry = words().find(is_its).or_else(|| words().find(is_free)).or_else(|| words().min_by_key(soonest));
+    if let Some(entry) = entry {
+        entry.store(word, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests_of_remembered {
+    use super::*;
+
+    fn host(number: u32) -> Subject {
+        Subject::Host(IpAddr::from(number.to_be_bytes()))
+    }
+
+    #[test]
+    fn outcomes_are_found_until_they_expire() {
+        let (port, other) =
+            (Subject::Port(IpAddr::from([10, 0, 0, 1]), 80), Subject::Port(IpAddr::from([10, 0, 0, 1]), 81));
+        for outcome in Outcome::ALL {
+            store(port, outcome, 60);
+            assert_eq!((find(port), find(other)), (Some(outcome), None));
+        }
+        assert_eq!(find(Subject::Host(IpAddr::from([10, 0, 0, 1]))), None);
+        store(port, Outcome::Silent, 0);
+        assert_eq!(find(port), None);
+    }
+
+    #[test]
+    fn the_clock_may_wrap_around() {
+        assert!(is_current(1 << HASH_SHIFT | 5, TIME));
+        assert!(!is_current(1 << HASH_SHIFT | 5, 5));
+        assert!(!is_current(1 << HASH_SHIFT | 5, 6));
+        assert!(!is_current(0, TIME));
+    }
+
+    #[test]
+    fn the_newest_of_many_are_kept() {
+        for number in 0..100_000 {
+            store(host(number), Outcome::Silent, 60);
+            assert_eq!(find(host(number)), Some(Outcome::Silent));
+        }
     }
 }

@@ -4,14 +4,17 @@
 //! TCP connection of the machine with itself, whose one end is the program's number and whose other
 //! end is the owner's.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ptr;
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::SeqCst};
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
-use libc::sockaddr_storage;
+use libc::{AF_INET, AF_INET6, AF_NETLINK, MSG_DONTWAIT, NETLINK_SOCK_DIAG, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW};
 
-use crate::next_symbol;
-use crate::tcp::name::Name;
+use crate::memory::{Once, plain};
+use crate::sockets::{AtomicName, Name, kernel};
+use crate::{errno, next_symbol, process, tcp};
 
 /// The most connections of a family of processes that have tokens.
 pub const MAX_SLOTS: usize = 1 << 14;
@@ -47,9 +50,6 @@ pub enum Use {
     Executed = 16,
 }
 
-/// Words for an address of IPv4 or IPv6: `struct sockaddr_in6` has 28 bytes.
-const NAME_WORDS: usize = 4;
-
 /// A connection.
 pub struct Slot {
     /// The state of the token, [`WANTED`], and the generation. One word: what another process
@@ -67,88 +67,30 @@ pub struct Slot {
     own: AtomicName,
 }
 
-static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
+plain! { Slot }
 
-/// A [`Name`] of IPv4 or IPv6 in words.
-pub struct AtomicName([AtomicU64; NAME_WORDS]);
-
-impl AtomicName {
-    pub const fn new() -> AtomicName {
-        AtomicName([const { AtomicU64::new(0) }; NAME_WORDS])
-    }
-
-    pub fn store(&self, name: &Name) {
-        let bytes = (&raw const name.storage).cast::<u64>();
-        for (index, word) in self.0.iter().enumerate() {
-            // SAFETY: the storage is aligned to 8 and longer than the words.
-            word.store(unsafe { bytes.add(index).read() }, SeqCst);
-        }
-    }
-
-    /// Returns the name, and forgets it.
-    pub fn take(&self) -> Option<Name> {
-        let name = self.load();
-        self.0.iter().for_each(|word| word.store(0, SeqCst));
-        name
-    }
-
-    pub fn load(&self) -> Option<Name> {
-        // SAFETY: all zeros are an address, of no family.
-        let mut storage: sockaddr_storage = unsafe { core::mem::zeroed() };
-        let bytes = (&raw mut storage).cast::<u64>();
-        for (index, word) in self.0.iter().enumerate() {
-            // SAFETY: the storage is aligned to 8 and longer than the words.
-            unsafe { bytes.add(index).write(word.load(SeqCst)) };
-        }
-        // SAFETY: the storage has the length of every kind of address.
-        unsafe { Name::read((&raw const storage).cast(), size_of::<sockaddr_storage>() as libc::socklen_t) }
-    }
-}
+static SLOTS: Once<[Slot; MAX_SLOTS]> = Once::new();
 
 /// The memory, if a process of the family has made it.
-fn slots() -> Option<&'static [Slot]> {
-    let start = SLOTS.load(SeqCst);
-    // SAFETY: a mapping of this length, of zeros at first, which are a value of atomic integers;
-    // never unmapped.
-    (!start.is_null()).then(|| unsafe { core::slice::from_raw_parts(start, MAX_SLOTS) })
+fn slots() -> Option<&'static [Slot; MAX_SLOTS]> {
+    SLOTS.get()
 }
 
 /// Makes the memory, before the first connection. Returns false without memory.
 pub fn prepare() -> bool {
-    if slots().is_some() {
-        return true;
-    }
-    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    let size = MAX_SLOTS * size_of::<Slot>();
-    // SAFETY: a new mapping. Pages that are never touched take no memory.
-    unsafe {
-        let new = libc::mmap(ptr::null_mut(), size, access, kind | libc::MAP_NORESERVE, -1, 0);
-        if new == libc::MAP_FAILED {
-            return false;
-        }
-        if SLOTS.compare_exchange(ptr::null_mut(), new.cast(), SeqCst, SeqCst).is_err() {
-            libc::munmap(new, size);
-        }
-    }
-    true
+    SLOTS.get_or_make(libc::MAP_SHARED, |_| ()).is_some()
 }
 
 /// Whether tokens may arrive.
 #[inline(always)]
 pub fn is_used() -> bool {
-    !SLOTS.load(core::sync::atomic::Ordering::Relaxed).is_null()
-}
-
-/// This process. The C library's getpid makes a system call.
-pub fn this_process() -> c_int {
-    // SAFETY: always succeeds.
-    unsafe { libc::getpid() }
+    SLOTS.exists()
 }
 
 /// Whether a process has ended.
 pub fn has_ended(process: c_int) -> bool {
     // SAFETY: no signal is sent.
-    unsafe { libc::kill(process, 0) != 0 && crate::errno::get() == libc::ESRCH }
+    unsafe { libc::kill(process, 0) != 0 && errno::get() == libc::ESRCH }
 }
 
 /// The slots for tokens of a port. Other ports have the same ones: the kernel gives away ports in a
@@ -184,7 +126,7 @@ fn claim_one_of(
     wake: (c_int, u64),
 ) -> Option<usize> {
     let all = slots()?;
-    let take_from = |slot: &Slot, owner| slot.owner.compare_exchange(owner, this_process(), SeqCst, SeqCst).is_ok();
+    let take_from = |slot: &Slot, owner| slot.owner.compare_exchange(owner, process::this(), SeqCst, SeqCst).is_ok();
     let free = |slot: &Slot| take_from(slot, 0);
     let left = |slot: &Slot| {
         let owner = slot.owner.load(SeqCst);
@@ -219,7 +161,7 @@ pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Opt
     let find = |index: usize| {
         let slot = all.get(index)?;
         let generation = slot.generation();
-        let is_it = slot.is_sent() && slot.token.load().is_some_and(|token| same(&token, from));
+        let is_it = slot.is_sent() && slot.token.load().is_some_and(|token| token.is_at(from));
         is_it.then_some((index, slot, generation))
     };
     let (index, slot, generation) = indexes(from.number()).find_map(find)?;
@@ -227,10 +169,6 @@ pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Opt
         return None;
     }
     slot.leave_sent(generation, TAKEN).then_some(Accepted { index, generation })
-}
-
-fn same(one: &Name, other: &Name) -> bool {
-    one.number() == other.number() && one.address() == other.address()
 }
 
 impl Slot {
@@ -296,7 +234,7 @@ impl Slot {
 
     /// Whether this process has the rsocket.
     pub fn is_own(&self) -> bool {
-        self.owner.load(SeqCst) == this_process()
+        self.owner.load(SeqCst) == process::this()
     }
 
     /// The peer of the connection.
@@ -310,7 +248,7 @@ impl Slot {
     }
 
     fn index(&self) -> u32 {
-        let start = SLOTS.load(SeqCst).addr();
+        let start = slots().map_or(0, |slots| slots.as_ptr().addr());
         ((ptr::from_ref(self).addr() - start) / size_of::<Slot>()) as u32
     }
 
@@ -359,17 +297,95 @@ pub const NO_INDEX: u32 = u32::MAX;
 /// Sends an index by a socket, if the number is still that socket: the program may have closed all
 /// numbers by a call that is not intercepted.
 pub fn wake(fd: c_int, inode: u64, index: u32) {
-    let (start, len) = ((&raw const index).cast::<c_void>(), size_of::<u32>());
-    crate::errno::keeping(|| {
+    errno::keeping(|| {
         if socket_inode(fd) == Some(inode) {
-            // SAFETY: `len` bytes are readable.
-            unsafe { next_symbol::send(fd, start, len, libc::MSG_NOSIGNAL) };
+            kernel::send(fd, &index.to_ne_bytes(), libc::MSG_NOSIGNAL);
         }
     });
 }
 
+// Whether a process has an end of a connection of this machine with itself (sock_diag(7)). An end that
+// waits for accept(2), or that every process has closed, belongs to no file: its inode is 0.
+
+/// linux/sock_diag.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// A netlink message with a `struct inet_diag_req_v2` (linux/inet_diag.h), and one with a `struct
+/// inet_diag_msg`: their lengths, where the identifier of the socket is, and the state. The
+/// inode is at the end.
+const REQUEST: usize = 16 + 56;
+const REQUEST_ID: usize = 24;
+const ANSWER: usize = 16 + 72;
+const ANSWER_STATE: usize = 17;
+
+/// Whether the kernel tells about its sockets: it finds the one that listens at `own`. Without
+/// tcp_diag it fails as for a socket that does not exist.
+pub fn tells(own: &Name) -> bool {
+    let at = match (own.address().is_unspecified(), own.address()) {
+        (true, IpAddr::V4(_)) => Name::new(Ipv4Addr::LOCALHOST.into(), own.number()),
+        (true, IpAddr::V6(_)) => Name::new(Ipv6Addr::LOCALHOST.into(), own.number()),
+        _ => *own,
+    };
+    socket(&at, &at).is_some_and(|answer| answer.state == tcp::LISTEN)
+}
+
+/// Whether a process has accepted the connection from `remote` to `local`, both of this machine.
+/// False if the kernel does not tell.
+pub fn has_accepted(local: &Name, remote: &Name) -> bool {
+    // Without such a connection the kernel returns the socket that listens at the address.
+    socket(local, remote).is_some_and(|answer| answer.inode != 0 && answer.state != tcp::LISTEN)
+}
+
+/// What the kernel tells of a socket.
+struct Answer {
+    state: u8,
+    inode: u32,
+}
+
+/// The kernel answers in the call that sends the request.
+fn socket(local: &Name, remote: &Name) -> Option<Answer> {
+    let (request, mut answer) = (request(local, remote), [0; ANSWER]);
+    let received = errno::keeping(|| {
+        let fd = next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
+        if fd < 0 {
+            return -1;
+        }
+        kernel::send(fd, &request, MSG_DONTWAIT);
+        let received = kernel::receive(fd, &mut answer, MSG_DONTWAIT);
+        next_symbol::close(fd);
+        received
+    });
+    let inode = answer.last_chunk().map_or(0, |inode| u32::from_ne_bytes(*inode));
+    let is_answer = received == ANSWER as isize && answer[4..6] == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
+    is_answer.then_some(Answer { state: answer[ANSWER_STATE], inode })
+}
+
+fn request(local: &Name, remote: &Name) -> [u8; REQUEST] {
+    let mut request = [0; REQUEST];
+    let mut put = |at: usize, bytes: &[u8]| request[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, &(REQUEST as u32).to_ne_bytes());
+    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    put(6, &(NLM_F_REQUEST as u16).to_ne_bytes());
+    let family = if local.address().is_ipv4() { AF_INET } else { AF_INET6 };
+    put(16, &[family as u8, libc::IPPROTO_TCP as u8]);
+    // In any state.
+    put(20, &[0xff; 4]);
+    // The ports, the addresses, the interface, and instead of a cookie: the socket may be any with
+    // these addresses.
+    put(REQUEST_ID, &local.number().to_be_bytes());
+    put(REQUEST_ID + 2, &remote.number().to_be_bytes());
+    for (at, name) in [(REQUEST_ID + 4, local), (REQUEST_ID + 20, remote)] {
+        match name.address() {
+            IpAddr::V4(address) => put(at, &address.octets()),
+            IpAddr::V6(address) => put(at, &address.octets()),
+        }
+    }
+    put(REQUEST_ID + 36, &local.scope().to_ne_bytes());
+    put(REQUEST_ID + 40, &[0xff; 8]);
+    request
+}
+
 #[cfg(test)]
-mod tests {
+mod tests_of_shared {
     use super::*;
 
     #[test]
@@ -478,5 +494,42 @@ mod tests {
         assert!(slot.is_used() && slot.is_own());
         slot.free();
         assert!(!slot.is_used() && !slot.is_own());
+    }
+}
+
+#[cfg(test)]
+mod tests_of_socket_owner {
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+
+    use super::*;
+
+    fn name(address: SocketAddr) -> Name {
+        Name::new(address.ip(), address.port())
+    }
+
+    #[test]
+    fn connections_are_seen_to_be_accepted() {
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(at).unwrap();
+            let to = listener.local_addr().unwrap();
+            let client = TcpStream::connect(to).unwrap();
+            let from = client.local_addr().unwrap();
+            assert!(tells(&name(to)) && !tells(&name(from)), "{at}");
+            assert!(!has_accepted(&name(to), &name(from)), "{at}: waits");
+            let _server = listener.accept().unwrap();
+            assert!(has_accepted(&name(to), &name(from)), "{at}: accepted");
+            assert!(!has_accepted(&name(from), &name(from)), "{at}: no such connection");
+        }
+    }
+
+    #[test]
+    fn a_dual_stack_listener_accepts_ipv4() {
+        let listener = TcpListener::bind("[::]:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let (to, from) = (client.peer_addr().unwrap(), client.local_addr().unwrap());
+        assert!(!has_accepted(&name(to), &name(from)));
+        let _server = listener.accept().unwrap();
+        assert!(has_accepted(&name(to), &name(from)));
     }
 }

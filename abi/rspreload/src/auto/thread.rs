@@ -3,29 +3,26 @@
 //! costs a step for each forward, but none for other connections.
 
 use core::ffi::{c_int, c_short, c_void};
-use core::mem::MaybeUninit;
 use core::ptr;
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
 
 use libc::{
     AF_UNIX, EINTR, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, POLLIN, POLLOUT,
-    SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, epoll_event, nfds_t, pollfd,
+    SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, epoll_event, pollfd,
 };
 
+use super::connect::{Attempt, MAX_ATTEMPTS};
 use super::forward::Forwards;
-use super::listeners::{MAX_ADDRESSES, MAX_LISTENERS};
+use super::listeners::{Listener, MAX_ADDRESSES, MAX_LISTENERS};
 use super::log::Reason;
 use super::shared::{MAX_SLOTS, Slot, Use};
-use super::slots::MAX_ATTEMPTS;
-use super::{attempt, connections, listeners, shared, slots};
+use super::{connect, connections, listeners, shared};
+use crate::memory::{Mapping, Plain};
+use crate::process::Deadline;
+use crate::sockets::{self, rdma};
 use crate::thread::Lock;
-use crate::time::Deadline;
-use crate::{errno, next_symbol, own_fd, rsocket, rsocket_abi, tcp, thread as threads};
-
-// The thread of automatic mode: it makes the attempts of non-blocking sockets, accepts rsockets,
-// and forwards data. It begins with the first of these and runs until the process ends. A wake-up
-// costs a step for each forward, but none for other connections.
+use crate::{errno, next_symbol, open_fds, rsocket, tcp, thread as threads};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
@@ -42,10 +39,12 @@ const AFTER_A_FAILURE: c_int = 100;
 /// Starts the thread, or wakes it. Returns false if there can be none.
 pub fn wake() -> bool {
     if RUNNING.swap(true, SeqCst) {
-        WAKE.wake(shared::NO_INDEX);
+        if let Some((sender, inode)) = WAKE.sender() {
+            shared::wake(sender, inode, shared::NO_INDEX);
+        }
         return true;
     }
-    let started = errno::keeping(|| WAKE.sender().is_some() && threads::start(run, ptr::null_mut()));
+    let started = errno::keeping(|| WAKE.made().is_some() && threads::start(run, ptr::null_mut()));
     if !started {
         RUNNING.store(false, SeqCst);
     }
@@ -54,7 +53,7 @@ pub fn wake() -> bool {
 
 /// The socket that wakes the thread and its inode, for other processes.
 pub fn wake_socket() -> Option<(c_int, u64)> {
-    WAKE.sender()
+    WAKE.made()
 }
 
 /// A listener has as many tokens as it may have.
@@ -74,7 +73,9 @@ pub fn token_accepted() {
 
 /// Reports to the thread what happens at a token from now on, once.
 pub fn watch(index: usize, token: c_int) {
-    WAKE.watch(token, u64::from(connections::generation(index)) << 32 | index as u64);
+    let data = u64::from(connections::generation(index)) << 32 | index as u64;
+    let event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
+    errno::keeping(|| sockets::epoll_ctl(WAKE.tokens(), EPOLL_CTL_ADD, token, Some(event)));
 }
 
 /// In a child of fork(2): the thread is the parent's.
@@ -85,8 +86,9 @@ pub fn in_child() {
 
 /// What a descriptor is polled for.
 #[derive(Clone, Copy)]
+#[repr(u32)]
 enum Purpose {
-    Wake,
+    Wake = 0,
     /// Tokens to which something has happened.
     Tokens,
     /// The rsocket of an attempt, and the number of its ticket.
@@ -96,29 +98,29 @@ enum Purpose {
     Forward(u16),
 }
 
+// SAFETY: with zeros it is the first one, which has nothing else.
+unsafe impl Plain for Purpose {}
+
 /// The descriptors of a round.
 const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + 2 * MAX_SLOTS;
 
-/// What is polled in a round: the first `count` of both have been written.
+/// What is polled in a round: the first `count` of both.
 struct Polled {
-    fds: &'static mut [MaybeUninit<pollfd>],
-    purposes: &'static mut [MaybeUninit<Purpose>],
+    fds: &'static mut [pollfd],
+    purposes: &'static mut [Purpose],
     count: usize,
 }
 
 impl Polled {
     fn push(&mut self, fd: c_int, events: c_short, purpose: Purpose) {
         if let (Some(entry), Some(last)) = (self.fds.get_mut(self.count), self.purposes.get_mut(self.count)) {
-            entry.write(pollfd { fd, events, revents: 0 });
-            last.write(purpose);
+            (*entry, *last) = (pollfd { fd, events, revents: 0 }, purpose);
             self.count += 1;
         }
     }
 
     fn get(&self, number: usize) -> Option<(pollfd, Purpose)> {
-        // SAFETY: the first `count` of both have been written.
-        (number < self.count)
-            .then(|| unsafe { (self.fds[number].assume_init_read(), self.purposes[number].assume_init_read()) })
+        (number < self.count).then(|| (self.fds[number], self.purposes[number]))
     }
 }
 
@@ -129,34 +131,23 @@ struct Thread {
     look: Deadline,
 }
 
-/// Memory for `count` values, or `None`. Never freed. Pages that are never touched take no memory.
-pub fn reserve<T>(count: usize) -> Option<&'static mut [MaybeUninit<T>]> {
-    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping of that size, aligned to pages, of values that need not be any.
-    unsafe {
-        let new = libc::mmap(ptr::null_mut(), count * size_of::<T>(), access, kind | libc::MAP_NORESERVE, -1, 0);
-        (new != libc::MAP_FAILED).then(|| core::slice::from_raw_parts_mut(new.cast(), count))
-    }
-}
-
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    let (Some(fds), Some(purposes), Some(forwards)) = (reserve(MAX_FDS), reserve(MAX_FDS), Forwards::new()) else {
+    let (Some(fds), Some(purposes), Some(forwards)) = (Mapping::new(MAX_FDS), Mapping::new(MAX_FDS), Forwards::new())
+    else {
         RUNNING.store(false, SeqCst);
         return ptr::null_mut();
     };
-    let look = Deadline::after(LOOK_EVERY);
-    let mut thread = Thread { polled: Polled { fds, purposes, count: 0 }, forwards, look };
+    let polled = Polled { fds: fds.leak(), purposes: purposes.leak(), count: 0 };
+    let mut thread = Thread { polled, forwards, look: Deadline::after(LOOK_EVERY) };
     loop {
         let timeout = thread.collect();
         let Polled { fds, count, .. } = &mut thread.polled;
-        // SAFETY: `count` structures are writable.
-        let ready = unsafe { rsocket_abi::rpoll(fds.as_mut_ptr().cast(), *count as nfds_t, timeout) };
+        let ready = rdma::poll(&mut fds[..*count], timeout);
         if ready > 0 {
             thread.handle();
         } else if ready < 0 && errno::get() != EINTR {
             // No memory, or too many descriptors for the limit: later there may be enough.
-            // SAFETY: no descriptors.
-            unsafe { libc::poll(ptr::null_mut(), 0, AFTER_A_FAILURE) };
+            sockets::sleep_ms(AFTER_A_FAILURE);
         }
         if thread.look.left() == 0 {
             thread.look_at_all();
@@ -167,13 +158,13 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 
 /// Ends attempts whose time is over, and those of closed numbers.
 fn end_attempts() {
-    for slot in slots::ready() {
+    for slot in connect::ready() {
         if slot.is_abandoned() {
             slot.finish(Err(Reason::SocketShared));
         } else if slot.left() == 0
             && let Some(to) = slot.to()
         {
-            slot.finish(attempt::expire(slot.inner(), &to));
+            slot.finish(connect::expire(slot.inner(), &to));
         }
     }
 }
@@ -205,7 +196,7 @@ impl Thread {
         self.polled.count = 0;
         self.polled.push(WAKE.receiver(), POLLIN, Purpose::Wake);
         self.polled.push(WAKE.tokens(), POLLIN, Purpose::Tokens);
-        for slot in slots::ready() {
+        for slot in connect::ready() {
             let left = slot.left();
             timeout = if timeout < 0 { left } else { left.min(timeout) };
             self.polled.push(slot.inner(), POLLOUT, Purpose::Attempt(slot.number()));
@@ -248,14 +239,12 @@ impl Thread {
 
     /// Reads which connections other processes use.
     fn read_indexes(&mut self, fd: c_int) {
-        let mut indexes = [shared::NO_INDEX; 64];
-        // SAFETY: the array is this long.
-        let bytes = unsafe { next_symbol::read(fd, indexes.as_mut_ptr().cast(), size_of_val(&indexes)) };
-        let count = usize::try_from(bytes).unwrap_or(0) / size_of::<u32>();
-        for &index in &indexes[..count] {
-            self.attend(index as usize);
+        let mut bytes = [0; 64 * size_of::<u32>()];
+        let count = usize::try_from(sockets::read(fd, &mut bytes)).unwrap_or(0);
+        for index in bytes[..count].as_chunks().0 {
+            self.attend(u32::from_ne_bytes(*index) as usize);
         }
-        if count == indexes.len() {
+        if count == bytes.len() {
             // Others may have found no room.
             self.look_at_all();
         }
@@ -278,38 +267,26 @@ impl Thread {
                 _ if first.revents == 0 => {}
                 Purpose::Wake => self.read_indexes(first.fd),
                 Purpose::Tokens => handle_tokens(first.fd),
-                _ => handle_one(first.fd, purpose),
+                Purpose::Attempt(number) => {
+                    let is_it = |slot: &&Attempt| slot.number() == number && slot.inner() == first.fd;
+                    if let Some((slot, to)) = connect::ready().find(is_it).and_then(|slot| Some((slot, slot.to()?))) {
+                        slot.finish(connect::result(first.fd, &to));
+                    }
+                }
+                Purpose::Listener => {
+                    let is_it = |listener: &&Listener| listener.rsockets().any(|own| own == first.fd);
+                    if let Some(listener) = listeners::open().find(is_it) {
+                        listener.accept(first.fd);
+                    }
+                }
             }
         }
-    }
-}
-
-fn handle_one(fd: c_int, purpose: Purpose) {
-    match purpose {
-        Purpose::Attempt(number) => {
-            if let Some(slot) = slots::ready().find(|slot| slot.number() == number && slot.inner() == fd)
-                && let Some(to) = slot.to()
-            {
-                slot.finish(attempt::result(fd, &to));
-            }
-        }
-        Purpose::Listener => {
-            let mut all = listeners::open();
-            if let (Some(listener), Some(wake)) =
-                (all.find(|listener| listener.rsockets().any(|own| own == fd)), wake_socket())
-            {
-                listener.accept(fd, wake);
-            }
-        }
-        Purpose::Wake | Purpose::Tokens | Purpose::Forward(_) => {}
     }
 }
 
 fn handle_tokens(epfd: c_int) {
     let mut events = [epoll_event { events: 0, u64: 0 }; 64];
-    // SAFETY: the array is this long.
-    let count = unsafe { next_symbol::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, 0) };
-    for event in &events[..usize::try_from(count).unwrap_or(0)] {
+    for event in sockets::epoll_wait(epfd, &mut events, 0) {
         let (index, generation) = (event.u64 as u32 as usize, (event.u64 >> 32) as u32);
         // It may have been given to another connection since.
         if let Some(slot) = shared::slot(index).filter(|slot| slot.generation() == generation) {
@@ -364,7 +341,7 @@ fn lose_token(index: usize) {
 // write, too, and an epoll instance with the tokens.
 
 /// The sockets, made when they are first needed.
-pub struct WakeSockets {
+struct WakeSockets {
     /// The thread reads from the first one; numbers plus one. The second one is stored last.
     ends: [AtomicI32; 2],
     /// The inode of the second one.
@@ -377,28 +354,23 @@ pub struct WakeSockets {
 }
 
 impl WakeSockets {
-    pub const fn new() -> WakeSockets {
-        WakeSockets {
-            ends: [const { AtomicI32::new(0) }; 2],
-            inode: AtomicU64::new(0),
-            tokens: AtomicI32::new(0),
-            making: Lock::new(),
-        }
+    const fn new() -> WakeSockets {
+        let ends = [const { AtomicI32::new(0) }; 2];
+        WakeSockets { ends, inode: AtomicU64::new(0), tokens: AtomicI32::new(0), making: Lock::new() }
     }
 
-    /// The socket to which a byte is sent, and its inode. Makes the sockets if there are none.
-    /// Returns
-    /// `None` if that fails, with `errno` set.
-    pub fn sender(&self) -> Option<(c_int, u64)> {
-        self.made().or_else(|| {
-            let _held = self.making.hold();
-            self.made().or_else(|| self.make())
-        })
-    }
-
-    fn made(&self) -> Option<(c_int, u64)> {
+    /// The socket to which an index is sent, and its inode.
+    fn sender(&self) -> Option<(c_int, u64)> {
         let sender = self.ends[1].load(SeqCst) - 1;
         (sender >= 0).then(|| (sender, self.inode.load(SeqCst)))
+    }
+
+    /// The same after making the sockets, if there are none. `None` if that fails, with `errno` set.
+    fn made(&self) -> Option<(c_int, u64)> {
+        self.sender().or_else(|| {
+            let _held = self.making.hold();
+            self.sender().or_else(|| self.make())
+        })
     }
 
     fn make(&self) -> Option<(c_int, u64)> {
@@ -408,47 +380,31 @@ impl WakeSockets {
         if unsafe { libc::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.as_mut_ptr()) } != 0 {
             return None;
         }
-        let ends = ends.map(own_fd::relocate);
-        let tokens = own_fd::create(|| next_symbol::epoll_create1(EPOLL_CLOEXEC));
-        self.tokens.store(tokens + 1, SeqCst);
+        let ends = ends.map(open_fds::relocate);
+        self.tokens.store(open_fds::create(|| next_symbol::epoll_create1(EPOLL_CLOEXEC)) + 1, SeqCst);
         self.inode.store(shared::socket_inode(ends[1]).unwrap_or(0), SeqCst);
         self.ends[0].store(ends[0] + 1, SeqCst);
         self.ends[1].store(ends[1] + 1, SeqCst);
-        self.made()
-    }
-
-    /// Sends an index, if there are sockets.
-    pub fn wake(&self, index: u32) {
-        if let Some((sender, inode)) = self.made() {
-            shared::wake(sender, inode, index);
-        }
-    }
-
-    /// Makes a token that is connected a member of the epoll instance, which reports one event of
-    /// it.
-    pub fn watch(&self, token: c_int, data: u64) {
-        let mut event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
-        // SAFETY: the event is this function's own.
-        errno::keeping(|| unsafe { next_symbol::epoll_ctl(self.tokens(), EPOLL_CTL_ADD, token, &raw mut event) });
+        self.sender()
     }
 
     /// The epoll instance, -1 for none.
-    pub fn tokens(&self) -> c_int {
+    fn tokens(&self) -> c_int {
         self.tokens.load(SeqCst) - 1
     }
 
     /// The socket from which the thread reads, -1 for none.
-    pub fn receiver(&self) -> c_int {
+    fn receiver(&self) -> c_int {
         self.ends[0].load(SeqCst) - 1
     }
 
     /// In a child of fork(2), which does not have the thread that may be making them. The sender
     /// stays open: the child wakes the parent by it.
-    pub fn in_child(&self) {
+    fn in_child(&self) {
         self.making.reset();
         self.ends[1].store(0, SeqCst);
         for number in [&self.ends[0], &self.tokens] {
-            own_fd::close(number.swap(0, SeqCst) - 1);
+            open_fds::close(number.swap(0, SeqCst) - 1);
         }
     }
 }
@@ -473,14 +429,14 @@ mod tests_of_wake {
             let (sockets, barrier) = (WakeSockets::new(), Barrier::new(THREADS));
             let get = || {
                 barrier.wait();
-                sockets.sender().unwrap()
+                sockets.made().unwrap()
             };
             let got: Vec<_> = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(get)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             assert!(got.iter().all(|&sender| sender == got[0]), "{got:?}");
-            assert!(own_fd::has(got[0].0) && own_fd::has(sockets.receiver()));
+            assert!(open_fds::has(got[0].0) && open_fds::has(sockets.receiver()));
             shared::wake(got[0].0, got[0].1, 7);
             assert_eq!(read(sockets.receiver()), 4, "a wake-up is lost");
             // SAFETY: the sender, which nobody uses any more.

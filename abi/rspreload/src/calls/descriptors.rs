@@ -3,37 +3,83 @@
 use core::ffi::c_int;
 
 use libc::{
-    AF_IB, AF_INET, AF_INET6, EBADF, EBUSY, EINVAL, F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_GETLK, F_OFD_GETLK,
-    F_OFD_SETLK, F_OFD_SETLKW, F_SETFD, F_SETFL, F_SETLK, F_SETLKW, FD_CLOEXEC, O_ASYNC, O_NONBLOCK, O_RDWR,
-    SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, sockaddr, socklen_t,
+    AF_IB, AF_INET, AF_INET6, EAGAIN, EALREADY, EBADF, EBUSY, EINVAL, F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL,
+    F_GETLK, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW, F_SETFD, F_SETFL, F_SETLK, F_SETLKW, FD_CLOEXEC, O_ASYNC,
+    O_NONBLOCK, O_RDWR, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, SOCK_STREAM, sockaddr, socklen_t,
 };
 
-use crate::dispatch::Fd;
 use crate::epoll::members;
+use crate::fds::Fd;
+use crate::sockets::{kernel, rdma};
 use crate::table::{Entry, Kind};
-use crate::{auto, cancel, config, errno, fds, fork, next_symbol, open_fds, process, rsocket, rsocket_abi, table};
+use crate::thread::{with_cleanup, without_cancel};
+use crate::{auto, config, errno, fds, fork, next_symbol, open_fds, process, rsocket, rsocket_abi, table};
 
 // socket, accept, accept4, connect.
 
 const FLAGS: c_int = SOCK_CLOEXEC | SOCK_NONBLOCK;
 
-/// socket(2): an rsocket if the configuration wants one and librdmacm can make it, otherwise the
-/// kernel's.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    let plain = kind & !FLAGS;
-    let known = matches!(domain, AF_INET | AF_INET6 | AF_IB) && matches!(plain, SOCK_STREAM | SOCK_DGRAM);
-    let kernels = || fds::on_new_fd(next_symbol::socket(domain, kind, protocol));
-    if !known || !errno::keeping(|| config::intercepts(domain, plain, protocol)) {
-        return kernels();
+exports! {
+    /// socket(2): an rsocket if the configuration wants one and librdmacm can make it, otherwise the
+    /// kernel's.
+    safe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        let plain = kind & !FLAGS;
+        let known = matches!(domain, AF_INET | AF_INET6 | AF_IB) && matches!(plain, SOCK_STREAM | SOCK_DGRAM);
+        let kernels = || fds::on_new_fd(next_symbol::socket(domain, kind, protocol));
+        if !known || !errno::keeping(|| config::intercepts(domain, plain, protocol)) {
+            return kernels();
+        }
+        if auto::leaves_to_kernel(domain, plain) {
+            return members::begin(kernels());
+        }
+        if fork::wanted(domain, plain) {
+            return enter_pending(next_symbol::socket(domain, kind, protocol), fork::new_entry());
+        }
+        errno::keeping(|| make(domain, kind, protocol)).unwrap_or_else(|_| kernels())
     }
-    if auto::leaves_to_kernel(domain, plain) {
-        return members::begin(kernels());
+
+    /// accept(2).
+    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        match Fd::of(fd) {
+            Fd::Kernel | Fd::Known(_) => {
+                auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept(fd, addr, len)))
+            }
+            _ => accept4(fd, addr, len, 0),
+        }
     }
-    if fork::wanted(domain, plain) {
-        return enter_pending(next_symbol::socket(domain, kind, protocol), fork::new_entry());
+
+    /// accept4(2).
+    fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) => match accept_from(fd, entry.inner, addr, len, flags) {
+                Ok(new) => new,
+                // As TCP's socket, unless it is the rsocket's own errno that is wanted.
+                Err(EBADF) if auto::is_auto(entry) => errno::fail(EINVAL),
+                Err(why) => errno::fail(why),
+            },
+            Fd::Pending(_) => enter_pending(next_symbol::accept4(fd, addr, len, flags), fork::accepted_entry()),
+            Fd::Kernel | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_) => {
+                auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept4(fd, addr, len, flags)))
+            }
+        }
     }
-    errno::keeping(|| make(domain, kind, protocol)).unwrap_or_else(|_| kernels())
+
+    /// connect(2).
+    fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+        if let Some(entry) = table::get(fd).filter(|_| auto::is_on() && auto::outside::is_asked(addr, len)) {
+            auto::outside::leave_rdma(fd, entry);
+        }
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) => {
+                rsocket::sync_nonblock(fd, entry.inner);
+                rsocket_abi::rconnect(entry.inner, addr, len)
+            }
+            Fd::Pending(entry) => fork::connect(fd, entry, addr, len),
+            Fd::Kernel if auto::is_on() => auto::connect(fd, addr, len),
+            Fd::Connecting(_) => errno::fail(EALREADY),
+            Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => next_symbol::connect(fd, addr, len),
+        }
+    }
 }
 
 fn make(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
@@ -68,46 +114,6 @@ fn adopt(fd: c_int, inner: c_int) -> Result<c_int, c_int> {
     })
 }
 
-/// accept(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    if let Fd::Kernel | Fd::Known(_) = Fd::of(fd) {
-        if auto::has_tokens() {
-            // SAFETY: the C contract.
-            return unsafe {
-                auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept(fd, addr, len)))
-            };
-        }
-        // SAFETY: the C contract.
-        return fds::on_new_fd(unsafe { next_symbol::accept(fd, addr, len) });
-    }
-    // SAFETY: the C contract.
-    unsafe { accept4(fd, addr, len, 0) }
-}
-
-/// accept4(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
-        match Fd::of(fd) {
-            Fd::Rsocket(entry) => match accept_from(fd, entry.inner, addr, len, flags) {
-                Ok(new) => new,
-                // As TCP's socket, unless it is the rsocket's own errno that is wanted.
-                Err(EBADF) if auto::is_auto(entry) => errno::fail(EINVAL),
-                Err(why) => errno::fail(why),
-            },
-            Fd::Pending(_) => enter_pending(next_symbol::accept4(fd, addr, len, flags), fork::accepted_entry()),
-            Fd::Kernel | Fd::Known(_) if auto::has_tokens() => {
-                auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept4(fd, addr, len, flags)))
-            }
-            Fd::Kernel | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_) => {
-                fds::on_new_fd(next_symbol::accept4(fd, addr, len, flags))
-            }
-        }
-    }
-}
-
 /// # Safety
 /// As for accept4(2).
 unsafe fn accept_from(
@@ -123,51 +129,28 @@ unsafe fn accept_from(
     // As in the kernel, the number comes first: without one, no connection is taken from the queue.
     let new = fds::open_placeholder(flags & SOCK_CLOEXEC != 0, flags & SOCK_NONBLOCK != 0)?;
     rsocket::sync_nonblock(fd, inner);
+    // The program does not know the number yet.
     let close_placeholder = || {
-        // SAFETY: the program does not know the number yet.
         next_symbol::close(new);
     };
     // SAFETY: the arguments of accept4(2): guaranteed by the caller.
-    let taken = cancel::with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(inner, addr, len) });
+    let taken = with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(inner, addr, len) });
     if taken >= 0 {
         // An rsocket inherits its listener's flags, a socket on Linux does not.
         let status = if flags & SOCK_NONBLOCK != 0 { O_NONBLOCK } else { 0 };
-        rsocket_abi::rfcntl_int(taken, F_SETFL, status);
+        rdma::fcntl(taken, F_SETFL, status);
     }
     adopt(new, taken)
 }
 
-/// connect(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
-        if let Some(entry) = table::get(fd).filter(|_| auto::is_on() && auto::outside::is_asked(addr, len)) {
-            auto::outside::leave_rdma(fd, entry);
-        }
-        match Fd::of(fd) {
-            Fd::Rsocket(entry) => {
-                rsocket::sync_nonblock(fd, entry.inner);
-                rsocket_abi::rconnect(entry.inner, addr, len)
-            }
-            Fd::Pending(entry) => fork::connect(fd, entry, addr, len),
-            Fd::Kernel if auto::is_on() => auto::connect(fd, addr, len),
-            Fd::Connecting(_) => auto::connect_again(),
-            Fd::Kernel | Fd::Epoll(_) | Fd::Known(_) => next_symbol::connect(fd, addr, len),
-        }
-    }
-}
-
 // close.
 
-/// close(2). The rsocket is closed while its number is still taken: otherwise another thread could
-/// get the number, and lose its entry.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if table::any() {
-        return close_known(fd);
+exports! {
+    /// close(2). The rsocket is closed while its number is still taken: otherwise another thread
+    /// could get the number, and lose its entry.
+    safe fn close(fd: c_int) -> c_int {
+        if table::any() { close_known(fd) } else { close_kernel(fd) }
     }
-    close_kernel(fd)
 }
 
 /// close(2) of a descriptor of the kernel's.
@@ -194,7 +177,7 @@ fn close_known(fd: c_int) -> c_int {
             return errno::fail(EBADF);
         }
         // A thread that is cancelled before the placeholder is closed would leave the number taken.
-        if let Some(result) = cancel::disabled(|_| close_entry(fd, entry)) {
+        if let Some(result) = without_cancel(|_| close_entry(fd, entry)) {
             return result;
         }
     }
@@ -207,6 +190,12 @@ fn close_entry(fd: c_int, entry: Entry) -> Option<c_int> {
     table::replace(fd, Some(entry), meanwhile).then(|| {
         let released = fds::release(entry);
         let why = errno::get();
+        if released < 0 && why == EAGAIN {
+            // In a signal handler, in the middle of another call: the rsocket stays open.
+            let _ = table::first(entry.inner, entry.index());
+            table::replace(fd, meanwhile, Some(entry));
+            return errno::fail(why);
+        }
         let closed = close_placeholder(fd, meanwhile);
         if released < 0 { errno::fail(why) } else { closed }
     })
@@ -227,13 +216,36 @@ fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
 // and keeps the flags that belong to the number. The table gets the same entry for it, and the
 // inner number one reference more.
 
-/// dup(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    let next = || next_symbol::dup(fd);
-    match table::get(fd) {
-        None => fds::on_new_fd(next()),
-        Some(entry) => copy_entry(fd, entry, next),
+exports! {
+    /// dup(2).
+    safe fn dup(fd: c_int) -> c_int {
+        let next = || next_symbol::dup(fd);
+        match table::get(fd) {
+            None => fds::on_new_fd(next()),
+            Some(entry) => copy_entry(fd, entry, next),
+        }
+    }
+
+    /// dup2(2).
+    safe fn dup2(old: c_int, new: c_int) -> c_int {
+        if table::any() && old != new {
+            return copy_to(old, new);
+        }
+        if old != new {
+            members::forget(new);
+        }
+        next_symbol::dup2(old, new)
+    }
+
+    /// fcntl(2). It is variadic in C: a third argument that was not given is whatever the register
+    /// has, and is not used.
+    fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
+        control(fd, cmd, arg, || next_symbol::fcntl(fd, cmd, arg))
+    }
+
+    /// fcntl(2) by the name that it has in programs compiled for large files.
+    fn fcntl64(fd: c_int, cmd: c_int, arg: usize) -> c_int {
+        control(fd, cmd, arg, || next_symbol::fcntl64(fd, cmd, arg))
     }
 }
 
@@ -264,7 +276,7 @@ fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     fds::put(new, copy);
     auto::copied(new, copy);
     if entry.kind == Kind::Forwarded && errno::keeping(|| open_fds::is_inheritable(new)) {
-        is_given(entry);
+        auto::execute_with(entry);
     }
     new
 }
@@ -289,26 +301,6 @@ fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, En
     }
 }
 
-/// A child of fork(2) that copies a connection is usually about to execute a program, which may
-/// only read: its data is forwarded from now on.
-fn is_given(entry: Entry) {
-    if entry.kind == Kind::Forwarded {
-        auto::execute_with(entry);
-    }
-}
-
-/// dup2(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    if table::any() && old != new {
-        return copy_to(old, new);
-    }
-    if old != new {
-        members::forget(new);
-    }
-    next_symbol::dup2(old, new)
-}
-
 fn copy_to(old: c_int, new: c_int) -> c_int {
     if process::is_guest() {
         return copy_to_by_guest(old, new);
@@ -322,7 +314,7 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     }
     let source = fds::current_entry(old);
     if let Some(source) = source {
-        is_given(source);
+        auto::execute_with(source);
     }
     if is_taken(new) {
         return errno::fail(EBUSY);
@@ -360,7 +352,7 @@ fn copy_to_by_guest(old: c_int, new: c_int) -> c_int {
         return errno::fail(EBUSY);
     }
     if let Some(source) = source {
-        is_given(source);
+        auto::execute_with(source);
         auto::guest_copies(old, source);
     }
     next_symbol::dup2(old, new)
@@ -386,36 +378,10 @@ fn prepare_copy(old: c_int, source: Entry, new: c_int) -> Result<Option<Entry>, 
     Ok(hold_current(old, Some(source))?.map(|(_, copy)| copy))
 }
 
-/// fcntl(2). It is variadic in C: a third argument that was not given is whatever the register has,
-/// and is not used.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
-    match table::get(fd) {
-        // SAFETY: the C contract.
-        None => copied(cmd, unsafe { next_symbol::fcntl(fd, cmd, arg) }),
-        Some(entry) => control(fd, entry, cmd, arg),
-    }
-}
-
-/// fcntl(2) by the name that it has in programs compiled for large files.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn fcntl64(fd: c_int, cmd: c_int, arg: usize) -> c_int {
-    match table::get(fd) {
-        // SAFETY: the C contract.
-        None => copied(cmd, unsafe { next_symbol::fcntl64(fd, cmd, arg) }),
-        Some(entry) => control(fd, entry, cmd, arg),
-    }
-}
-
-/// `result` of fcntl(2) on a descriptor of the kernel's, which may be a new number.
-#[inline(always)]
-fn copied(cmd: c_int, result: c_int) -> c_int {
-    if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) { fds::on_new_fd(result) } else { result }
-}
-
-fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
-    // SAFETY: the C contract.
-    let next = || unsafe { next_symbol::fcntl64(fd, cmd, arg) };
+fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c_int {
+    let Some(entry) = table::get(fd) else {
+        return if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) { fds::on_new_fd(next()) } else { next() };
+    };
     if cmd == F_SETFD && arg as c_int & FD_CLOEXEC == 0 {
         auto::outside::loses_cloexec(fd);
     }
@@ -424,7 +390,7 @@ fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
         (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll(_) | Fd::Connecting(_) | Fd::Known(_)) => next(),
         (F_GETFL, Fd::Rsocket(_)) => {
             rsocket::sync_nonblock(fd, entry.inner);
-            let flags = rsocket_abi::rfcntl_int(entry.inner, cmd, 0);
+            let flags = rdma::fcntl(entry.inner, cmd, 0);
             // Programs check the access mode.
             if flags < 0 { flags } else { flags | O_RDWR }
         }
@@ -448,10 +414,9 @@ fn control(fd: c_int, entry: Entry, cmd: c_int, arg: usize) -> c_int {
 
 /// Sets O_NONBLOCK of the placeholder, too: see [`rsocket::sync_nonblock`].
 fn set_flags(fd: c_int, inner: c_int, flags: c_int) -> c_int {
-    // SAFETY: no pointers.
-    let result = rsocket_abi::rfcntl_int(inner, F_SETFL, flags);
+    let result = rdma::fcntl(inner, F_SETFL, flags);
     if result >= 0 {
-        errno::keeping(|| next_symbol::fcntl_int(fd, F_SETFL, flags & O_NONBLOCK));
+        errno::keeping(|| kernel::fcntl(fd, F_SETFL, flags & O_NONBLOCK));
         // A thread that has read the placeholder's flags before may have set the rsocket's
         // since.
         rsocket::sync_nonblock(fd, inner);

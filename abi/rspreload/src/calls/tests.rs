@@ -2,16 +2,22 @@
 
 use core::ffi::{c_int, c_void};
 use std::io::{Read, Write};
-use std::net::{TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::time::Duration;
 
 use libc::{EAGAIN, EBADF, EINVAL, EPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, timeval};
 
-use super::{forward, waits};
+use super::{data, waits};
 use crate::errno;
 use crate::table::{self, Entry, Kind};
-use crate::test_sockets::connection;
+
+/// A connection: the end that connected, and the accepted one.
+pub fn connection() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (client, listener.accept().unwrap().0)
+}
 
 /// A number, which stands for one end of a connection, and the other end.
 struct Placeholder {
@@ -98,22 +104,22 @@ fn calls_go_to_what_the_number_stands_for() {
     let pointer = (&raw const value).cast::<c_void>();
     // SAFETY: live buffers and integers.
     unsafe {
-        assert_eq!(forward::recv(fd, start, 2, MSG_DONTWAIT), -1);
+        assert_eq!(data::recv(fd, start, 2, MSG_DONTWAIT), -1);
         assert_eq!(errno::get(), EAGAIN);
         one.receives();
-        assert_eq!((forward::recv(fd, start, 2, MSG_DONTWAIT), byte), (1, [1, 0]));
-        assert_eq!(forward::send(fd, start, 2, 0), 2);
+        assert_eq!((data::recv(fd, start, 2, MSG_DONTWAIT), byte), (1, [1, 0]));
+        assert_eq!(data::send(fd, start, 2, 0), 2);
         one.far.read_exact(&mut [0; 2]).unwrap();
-        assert_eq!(forward::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, pointer, len), 0);
+        assert_eq!(data::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, pointer, len), 0);
         assert!(one.inner.nodelay().unwrap());
-        assert_eq!(forward::shutdown(fd, libc::SHUT_WR), 0);
+        assert_eq!(data::shutdown(fd, libc::SHUT_WR), 0);
         assert_eq!(one.far.read(&mut [0; 2]).unwrap(), 0);
-        assert_eq!((forward::write(fd, start, 2), errno::get()), (-1, EPIPE));
+        assert_eq!((data::write(fd, start, 2), errno::get()), (-1, EPIPE));
         // A socket whose data is forwarded is the kernel's, here one without a peer.
         one.becomes(Kind::Forwarded, c_int::MAX);
-        assert_eq!((forward::send(fd, start, 2, MSG_NOSIGNAL), errno::get()), (-1, libc::EDESTADDRREQ));
+        assert_eq!((data::send(fd, start, 2, MSG_NOSIGNAL), errno::get()), (-1, libc::EDESTADDRREQ));
         // As for a TCP socket that connects.
         one.becomes(Kind::Connecting, c_int::MAX);
-        assert_eq!((forward::listen(fd, 1), errno::get()), (-1, EINVAL));
+        assert_eq!((data::listen(fd, 1), errno::get()), (-1, EINVAL));
     }
 }

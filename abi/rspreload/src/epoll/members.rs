@@ -3,13 +3,13 @@
 //! socket (a copy of it may have kept another file there) is not in the record.
 
 use core::ffi::c_int;
-use core::ptr;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 
+use crate::memory::Plain;
 use crate::table::Growing;
-use crate::{next_symbol, process};
+use crate::{process, sockets};
 
 /// The most instances of which a socket can be a member while it becomes an rsocket.
 pub const MAX_INSTANCES: usize = 8;
@@ -17,6 +17,8 @@ pub const MAX_INSTANCES: usize = 8;
 /// An instance, plus one (0 for none), and the event that the program has asked for.
 struct Member {
     epoll: AtomicI32,
+    /// What the number of the instance had as its `instance`.
+    instance: AtomicU32,
     events: AtomicU32,
     data: AtomicU64,
 }
@@ -28,9 +30,15 @@ struct Record {
     /// 1 if the socket is or was a member of more instances.
     more: AtomicU32,
     members: [Member; MAX_INSTANCES],
+    /// Odd if the number is an instance of which a socket is or was a member. It changes when the
+    /// number is another file.
+    instance: AtomicU32,
 }
 
-/// By number. Zeros are no record.
+// SAFETY: atomic integers. Zeros are no record.
+unsafe impl Plain for Record {}
+
+/// By number.
 static RECORDS: Growing<Record> = Growing::new();
 
 /// One more than the number of calls of fork(2) in this process and in those before it.
@@ -59,7 +67,9 @@ pub fn begin(fd: c_int) -> c_int {
 /// The number is another file from now on.
 #[inline(always)]
 pub fn forget(fd: c_int) {
-    if let Some(record) = record(fd) {
+    if let Some(record) = RECORDS.get(fd)
+        && (record.made.load(SeqCst) != 0 || record.instance.load(SeqCst) & 1 != 0)
+    {
         record.forget();
     }
 }
@@ -85,6 +95,7 @@ impl Record {
     fn forget(&self) {
         if !process::is_guest() {
             self.clear();
+            self.instance.fetch_add(self.instance.load(SeqCst) & 1, SeqCst);
         }
     }
 
@@ -100,15 +111,10 @@ impl Record {
 }
 
 /// epoll_ctl(2) has succeeded on a descriptor of the kernel's.
-///
-/// # Safety
-/// `event` is null or readable.
 #[inline(always)]
-pub unsafe fn note(epfd: c_int, op: c_int, fd: c_int, event: *const epoll_event) {
+pub fn note(epfd: c_int, op: c_int, fd: c_int, event: impl FnOnce() -> Option<epoll_event>) {
     if let Some(record) = record(fd) {
-        // SAFETY: as for this function.
-        let event = unsafe { event.as_ref().map(|event| ptr::from_ref(event).read_unaligned()) };
-        let _ = record.control(epfd, op, event);
+        let _ = record.control(epfd, op, event());
     }
 }
 
@@ -139,6 +145,8 @@ impl Record {
                     self.more.store(1, SeqCst);
                     return Err(libc::E2BIG);
                 };
+                let instance = RECORDS.get_or_grow(epfd).map_or(0, |number| number.instance.fetch_or(1, SeqCst) | 1);
+                member.instance.store(instance, SeqCst);
                 member.events.store(event.events, SeqCst);
                 member.data.store(event.u64, SeqCst);
             }
@@ -152,19 +160,20 @@ impl Record {
 pub fn leave(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;
-        // SAFETY: needs no event.
-        if epfd >= 0 && unsafe { next_symbol::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, ptr::null_mut()) } != 0 {
+        if epfd >= 0 && sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, None) != 0 {
             // The instance was closed, and its number is something else by now.
             member.epoll.store(0, SeqCst);
         }
     }
 }
 
-/// Makes the number a member again, as what it is now.
+/// Makes the number a member again, as what it is now. Not of an instance that was closed meanwhile,
+/// whose number may be another one's.
 pub fn join(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;
-        if epfd >= 0 {
+        let instance = RECORDS.get(epfd).map_or(0, |number| number.instance.load(SeqCst));
+        if epfd >= 0 && instance == member.instance.load(SeqCst) {
             super::add(epfd, fd, epoll_event { events: member.events.load(SeqCst), u64: member.data.load(SeqCst) });
         }
     }

@@ -6,8 +6,14 @@ use std::os::unix::net::UnixDatagram;
 use libc::{EBADF, EEXIST, EPOLLET, EPOLLONESHOT, EPOLLOUT};
 
 use super::*;
-use crate::calls::epoll::control;
+use crate::calls::waits::{Event, control};
 use crate::fds;
+
+fn control_event(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> c_int {
+    let mut event = event;
+    // SAFETY: null or an event of this function.
+    control(epfd, op, fd, unsafe { Event::new(event.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut)) })
+}
 
 /// A socket of the program: a placeholder, and the "rsocket" behind it.
 struct Rsocket {
@@ -22,7 +28,7 @@ impl Rsocket {
         let placeholder = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let fd = placeholder.as_raw_fd();
         table::prepare(fd).unwrap();
-        table::first(inner.as_raw_fd()).unwrap();
+        table::first(inner.as_raw_fd(), 0).unwrap();
         let entry = Entry { kind: Kind::Socket, flags: 0, inner: inner.as_raw_fd() };
         table::swap(fd, Some(entry));
         Rsocket { placeholder, inner: inner.into(), peer }
@@ -56,9 +62,8 @@ impl Epoll {
     }
 
     fn control(&self, op: c_int, fd: c_int, events: c_int, data: u64) -> Result<(), c_int> {
-        let mut event = epoll_event { events: events as u32, u64: data };
-        // SAFETY: an event of ours.
-        if unsafe { control(self.fd(), op, fd, &raw mut event) } == 0 { Ok(()) } else { Err(errno::get()) }
+        let event = epoll_event { events: events as u32, u64: data };
+        if control_event(self.fd(), op, fd, Some(event)) == 0 { Ok(()) } else { Err(errno::get()) }
     }
 
     fn wait(&self, max: usize, timeout: c_int) -> Vec<(u64, u32)> {
@@ -135,8 +140,7 @@ fn errors_are_the_kernels() {
     assert_eq!(epoll.control(EPOLL_CTL_DEL, rsocket.fd(), 0, 0), Err(ENOENT));
     assert_eq!(epoll.control(7, rsocket.fd(), 0, 0), Err(EINVAL));
     assert_eq!(epoll.control(EPOLL_CTL_ADD, file.as_raw_fd(), EPOLLIN, 0), Err(EPERM));
-    // SAFETY: no event, for which it is to fail.
-    assert_eq!(unsafe { control(epoll.fd(), EPOLL_CTL_ADD, rsocket.fd(), core::ptr::null_mut()) }, -1);
+    assert_eq!(control_event(epoll.fd(), EPOLL_CTL_ADD, rsocket.fd(), None), -1);
     assert_eq!(errno::get(), EFAULT);
     assert_eq!(table::get(epoll.fd()), None);
     epoll.control(EPOLL_CTL_ADD, rsocket.fd(), EPOLLIN, 0).unwrap();
@@ -144,9 +148,7 @@ fn errors_are_the_kernels() {
     let (socket, _far) = UnixDatagram::pair().unwrap();
     for (epfd, error) in [(socket.as_raw_fd(), EINVAL), (rsocket.fd(), EINVAL), (-1, EBADF)] {
         for op in [EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CTL_DEL] {
-            let mut event = mark(0);
-            // SAFETY: an event of ours.
-            assert_eq!(unsafe { control(epfd, op, rsocket.fd(), &raw mut event) }, -1, "{epfd} {op}");
+            assert_eq!(control_event(epfd, op, rsocket.fd(), Some(mark(0))), -1, "{epfd} {op}");
             assert_eq!(errno::get(), error, "{epfd} {op}");
         }
         assert_eq!(table::get(epfd).filter(|entry| entry.kind == Kind::Epoll), None);
@@ -239,7 +241,7 @@ fn a_record_has_what_the_program_has_asked_for_last() {
         // SAFETY: an event of this test.
         unsafe {
             assert_eq!(libc::epoll_ctl(epoll.fd(), op, fd, &raw mut event), 0);
-            note(epoll.fd(), op, fd, &raw const event);
+            note(epoll.fd(), op, fd, || Some(event));
         }
     };
     add(&epolls[0], EPOLL_CTL_ADD, out(1));
@@ -261,4 +263,18 @@ fn a_record_has_what_the_program_has_asked_for_last() {
     assert!(control_record(epolls[1].fd(), EPOLL_CTL_ADD, fd, Some(out(6))).is_err() && are_too_many(fd));
     forget(fd);
     assert!(!is_own(fd) && !are_too_many(fd));
+}
+
+#[test]
+fn an_instance_that_was_closed_is_not_joined_again() {
+    use super::members::{begin, join, leave};
+    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (fd, [closed, kept]) = (begin(socket.as_raw_fd()), [Epoll::new(), Epoll::new()]);
+    closed.control(EPOLL_CTL_ADD, fd, EPOLLOUT, 1).unwrap();
+    kept.control(EPOLL_CTL_ADD, fd, EPOLLOUT, 2).unwrap();
+    leave(fd);
+    // The number is another instance's.
+    crate::calls::dup2(Epoll::new().fd(), closed.fd());
+    join(fd);
+    assert_eq!((closed.wait(9, 0), kept.wait(9, 0)), (vec![], vec![(2, EPOLLOUT as u32)]));
 }

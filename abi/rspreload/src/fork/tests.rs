@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use libc::{EAGAIN, POLLIN};
 
 use super::*;
-use crate::test_sockets;
+use crate::calls::tests as test_sockets;
 
 /// A connection: the end that connected, and the accepted one. Its port is free for an "rsocket" to
 /// listen.
@@ -22,8 +22,7 @@ fn connection() -> (TcpStream, TcpStream) {
 
 fn decide(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
     let fd = socket.as_raw_fd();
-    // SAFETY: an open descriptor.
-    unsafe { resolve_pending(fd, table::get(fd).unwrap(), way) }
+    resolve_pending(fd, table::get(fd).unwrap(), way)
 }
 
 fn role(socket: &TcpStream) -> Option<Role> {
@@ -87,7 +86,6 @@ fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
 fn rsockets_of_other_hosts_are_closed() {
     let (client, server) = connection();
     let to = server.local_addr().unwrap();
-    // Threads of other tests follow the words of the host's pending connections.
     let waiting = table::swap(client.as_raw_fd(), None);
     std::thread::scope(|scope| {
         let passive = scope.spawn(|| decide(&server, Way::Receive));
@@ -151,7 +149,7 @@ fn a_peer_that_leaves_stays_tcp() {
         let mut word = [1; 4];
         table::swap(client.as_raw_fd(), None);
         (&client).read_exact(&mut word).unwrap();
-        assert_eq!(word, active::WORD);
+        assert_eq!(word, handshake::WORD);
         drop(client);
         assert_eq!(passive.join().unwrap(), Ok(None));
     });
@@ -184,7 +182,7 @@ fn the_word_without_a_listener_is_dropped() {
     for role in [Role::Active, Role::Late] {
         let (mut client, mut server) = connection();
         table::swap(client.as_raw_fd(), Some(State::new(role).entry()));
-        server.write_all(&active::WORD).unwrap();
+        server.write_all(&handshake::WORD).unwrap();
         assert_eq!(decide(&client, Way::Receive), Ok(None));
         assert_eq!(table::get(client.as_raw_fd()), None);
         server.write_all(b"data").unwrap();
@@ -234,7 +232,8 @@ fn a_member_of_an_epoll_is_handed_over() {
         table::swap(epfd, None);
         crate::epoll::members::begin(client.as_raw_fd());
         let mut event = libc::epoll_event { events: POLLIN as u32, u64: 77 };
-        assert_eq!(crate::calls::epoll::control(epfd, libc::EPOLL_CTL_ADD, client.as_raw_fd(), &raw mut event), 0);
+        let asked = crate::calls::waits::Event::new(&raw mut event);
+        assert_eq!(crate::calls::waits::control(epfd, libc::EPOLL_CTL_ADD, client.as_raw_fd(), asked), 0);
         assert_eq!(role(&client), Some(Role::Active));
         std::thread::scope(|scope| {
             let passive = scope.spawn(|| decide(&server, Way::Receive));
@@ -275,11 +274,9 @@ fn a_socket_whose_number_is_copied_stays_tcp() {
     for socket in [&client, &server] {
         let (fd, before) = (socket.as_raw_fd(), table::get(socket.as_raw_fd()).unwrap());
         assert!(stay_tcp(fd, before));
-        // SAFETY: a descriptor of this test, as its copy is.
-        let copy = unsafe { crate::calls::dup(fd) };
+        let copy = crate::calls::dup(fd);
         assert_eq!(table::get(copy).map(|entry| State::of(entry).role), role(socket));
-        // SAFETY: made above.
-        unsafe { crate::calls::close(copy) };
+        crate::calls::close(copy);
     }
     assert_eq!((role(&client), table::get(server.as_raw_fd())), (Some(Role::Late), None));
     server.write_all(b"data").unwrap();
@@ -293,7 +290,6 @@ fn a_socket_whose_number_is_copied_stays_tcp() {
 fn what_is_closed_meanwhile_is_no_rsocket() {
     let (client, server) = connection();
     let (fd, number) = (server.as_raw_fd(), client.as_raw_fd());
-    // Threads of other tests follow the words of the host's pending connections.
     let waiting = table::swap(number, None);
     std::thread::scope(|scope| {
         let passive = scope.spawn(|| decide(&server, Way::Receive));

@@ -1,123 +1,90 @@
 //! Calls that move data, beside those of librspreload.so.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use core::{mem, ptr, slice};
+use core::{ptr, slice};
 
 use libc::{
-    EFAULT, EINVAL, EOPNOTSUPP, ESPIPE, F_GETFL, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITFORONE, O_NONBLOCK,
-    POLLIN, POLLOUT, SPLICE_F_NONBLOCK, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t,
-    size_t, sockaddr, socklen_t, ssize_t, timespec,
+    EFAULT, EINVAL, EOPNOTSUPP, ESPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITFORONE, O_NONBLOCK, POLLIN,
+    POLLOUT, SPLICE_F_NONBLOCK, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, size_t,
+    sockaddr, socklen_t, ssize_t, timespec,
 };
 
-use super::{next, waits};
-use crate::dispatch::Fd;
-use crate::time::{Deadline, milliseconds};
+use super::{descriptors, waits};
+use crate::fds::Fd;
+use crate::memory::Plain;
+use crate::process::{Deadline, milliseconds};
+use crate::sockets::{self, kernel};
 use crate::transition::Way;
-use crate::{auto, calls, errno, next_symbol, table};
+use crate::{auto, calls, errno, table};
 
-// The names that calls have in programs compiled with _FORTIFY_SOURCE: they know the size of the
-// buffer.
+exports_and_next! {
+    // The names that calls have in programs compiled with _FORTIFY_SOURCE: they know the size of the
+    // buffer. glibc's function does the whole work, or aborts the program because the buffer is too
+    // small.
 
-/// Whether glibc's function does the whole work, or aborts the program because the buffer is too
-/// small.
-fn is_kernels(fd: c_int, len: size_t, room: size_t) -> bool {
-    len > room || matches!(Fd::of(fd), Fd::Kernel)
-}
+    /// read(2).
+    fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+        if is_kernels(fd, len, room) { next::__read_chk(fd, buf, len, room) } else { calls::read(fd, buf, len) }
+    }
 
-/// The same for a list of descriptors.
-fn are_kernels(count: nfds_t, room: size_t) -> bool {
-    !table::any() || (count as usize).checked_mul(size_of::<pollfd>()).is_none_or(|len| len > room)
-}
-
-/// read(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
-    // SAFETY: the C contract.
-    unsafe { if is_kernels(fd, len, room) { next::__read_chk(fd, buf, len, room) } else { calls::read(fd, buf, len) } }
-}
-
-/// recv(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the C contract.
-    unsafe {
+    /// recv(2).
+    fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
         if is_kernels(fd, len, room) {
-            next::__recv_chk(fd, buf, len, room, flags)
-        } else {
-            calls::recv(fd, buf, len, flags)
+            return next::__recv_chk(fd, buf, len, room, flags);
         }
+        calls::recv(fd, buf, len, flags)
     }
-}
 
-/// recvfrom(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn __recvfrom_chk(
-    fd: c_int,
-    buf: *mut c_void,
-    len: size_t,
-    room: size_t,
-    flags: c_int,
-    addr: *mut sockaddr,
-    addrlen: *mut socklen_t,
-) -> ssize_t {
-    // SAFETY: the C contract.
-    unsafe {
+    /// recvfrom(2).
+    fn __recvfrom_chk(
+        fd: c_int,
+        buf: *mut c_void,
+        len: size_t,
+        room: size_t,
+        flags: c_int,
+        addr: *mut sockaddr,
+        addrlen: *mut socklen_t,
+    ) -> ssize_t {
         if is_kernels(fd, len, room) {
-            next::__recvfrom_chk(fd, buf, len, room, flags, addr, addrlen)
-        } else {
-            calls::recvfrom(fd, buf, len, flags, addr, addrlen)
+            return next::__recvfrom_chk(fd, buf, len, room, flags, addr, addrlen);
         }
+        calls::recvfrom(fd, buf, len, flags, addr, addrlen)
     }
-}
 
-/// poll(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
+    /// poll(2).
+    fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
         if are_kernels(count, room) {
-            next::__poll_chk(fds, count, timeout, room)
-        } else {
-            calls::waits::poll(fds, count, timeout)
+            return next::__poll_chk(fds, count, timeout, room);
         }
+        calls::waits::poll(fds, count, timeout)
     }
-}
 
-/// ppoll(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn __ppoll_chk(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-    room: size_t,
-) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
+    /// ppoll(2).
+    fn __ppoll_chk(
+        fds: *mut pollfd,
+        count: nfds_t,
+        timeout: *const timespec,
+        mask: *const sigset_t,
+        room: size_t,
+    ) -> c_int {
         if are_kernels(count, room) {
-            next::__ppoll_chk(fds, count, timeout, mask, room)
-        } else {
-            waits::ppoll(fds, count, timeout, mask)
+            return next::__ppoll_chk(fds, count, timeout, mask, room);
         }
+        waits::ppoll(fds, count, timeout, mask)
     }
-}
 
-// Several messages in one call: recvmmsg, sendmmsg.
+    /// pread(2).
+    fn __pread_chk(fd: c_int, buf: *mut c_void, len: size_t, offset: off_t, room: size_t) -> ssize_t {
+        if len <= room && is_placeholder(fd) { fails(offset) } else { next::__pread_chk(fd, buf, len, offset, room) }
+    }
 
-/// The kernel's limit for one call.
-const MAX_MESSAGES: c_uint = 1024;
+    /// pread64(2).
+    fn __pread64_chk(fd: c_int, buf: *mut c_void, len: size_t, offset: off64_t, room: size_t) -> ssize_t {
+        if len <= room && is_placeholder(fd) { fails(offset) } else { next::__pread64_chk(fd, buf, len, offset, room) }
+    }
 
-/// recvmmsg(2). As in the kernel, the time-out is examined after each message only.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn recvmmsg(
-    fd: c_int,
-    list: *mut mmsghdr,
-    count: c_uint,
-    flags: c_int,
-    timeout: *mut timespec,
-) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
+    /// recvmmsg(2). As in the kernel, the time-out is examined after each message only.
+    fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         if matches!(Fd::of(fd), Fd::Kernel) {
             return next::recvmmsg(fd, list, count, flags, timeout);
         }
@@ -131,24 +98,88 @@ pub unsafe extern "C" fn recvmmsg(
             (result, end.as_ref().is_none_or(|end| end.left() > 0))
         })
     }
-}
 
-/// sendmmsg(2).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
-        if matches!(Fd::of(fd), Fd::Kernel) {
-            for message in 0..if list.is_null() { 0 } else { count.min(MAX_MESSAGES) } {
-                if let Err(why) = auto::outside::before_sendmsg(&raw const (*list.add(message as usize)).msg_hdr) {
-                    return errno::fail(why);
-                }
-            }
-            return next::sendmmsg(fd, list, count, flags);
+    /// sendmmsg(2).
+    fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+        if !matches!(Fd::of(fd), Fd::Kernel) {
+            return each(list, count, |message| (calls::sendmsg(fd, &raw const message.msg_hdr, flags), true));
         }
-        each(list, count, |message| (calls::sendmsg(fd, &raw const message.msg_hdr, flags), true))
+        for message in 0..if list.is_null() { 0 } else { count.min(MAX_MESSAGES) } {
+            if let Err(why) = auto::outside::before_sendmsg(&raw const (*list.add(message as usize)).msg_hdr) {
+                return errno::fail(why);
+            }
+        }
+        next::sendmmsg(fd, list, count, flags)
+    }
+
+    // glibc's functions write to the number by themselves. For an rsocket the text is formatted by
+    // vasprintf(3) and then written. printf.c defines the functions with variable arguments, which
+    // need an unstable feature in Rust.
+
+    /// vdprintf(3).
+    fn vdprintf(fd: c_int, format: *const c_char, list: Arguments) -> c_int {
+        if is_unchanged(fd) {
+            return next::vdprintf(fd, format, list);
+        }
+        write_formatted(fd, |text| vasprintf(text, format, list))
+    }
+
+    /// vdprintf(3) of programs compiled with _FORTIFY_SOURCE.
+    fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: Arguments) -> c_int {
+        if is_unchanged(fd) {
+            return next::__vdprintf_chk(fd, flag, format, list);
+        }
+        write_formatted(fd, |text| __vasprintf_chk(text, flag, format, list))
+    }
+
+    /// splice(2): between an rsocket and a pipe it copies. Returns after one piece of at most 4 KB:
+    /// the call may always move less than it was asked for.
+    fn splice(
+        from: c_int,
+        from_offset: *mut loff_t,
+        to: c_int,
+        to_offset: *mut loff_t,
+        len: size_t,
+        flags: c_uint,
+    ) -> ssize_t {
+        let is_rsocket = |fd| !matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll(_) | Fd::Known(_));
+        let (receives, sends) = (is_rsocket(from), is_rsocket(to));
+        if !receives && !sends {
+            before_use(from, Way::Receive);
+            before_use(to, Way::Send);
+            return next::splice(from, from_offset, to, to_offset, len, flags);
+        }
+        // One end must be a pipe, and neither has an offset.
+        if receives && sends {
+            return errno::fail(EINVAL);
+        }
+        if !from_offset.is_null() || !to_offset.is_null() {
+            return errno::fail(ESPIPE);
+        }
+        // The flag is for the pipe; the rsocket waits or not by its own O_NONBLOCK.
+        let now = flags & SPLICE_F_NONBLOCK != 0;
+        if len == 0 {
+            0
+        } else if receives {
+            into_pipe(from, to, len.min(PIECE), now)
+        } else {
+            out_of_pipe(from, to, len.min(PIECE), now)
+        }
     }
 }
+
+/// Whether a call with a buffer is glibc's.
+fn is_kernels(fd: c_int, len: size_t, room: size_t) -> bool {
+    len > room || matches!(Fd::of(fd), Fd::Kernel)
+}
+
+/// Whether a call with a list of descriptors is glibc's.
+fn are_kernels(count: nfds_t, room: size_t) -> bool {
+    !table::any() || (count as usize).checked_mul(size_of::<pollfd>()).is_none_or(|len| len > room)
+}
+
+/// The kernel's limit for one call of recvmmsg and sendmmsg.
+const MAX_MESSAGES: c_uint = 1024;
 
 /// Makes a call for each message until one fails or the call says that it was the last. Returns the
 /// number of messages, or -1 if the first one failed.
@@ -202,14 +233,18 @@ pub(super) fn is_placeholder(fd: c_int) -> bool {
 }
 
 macro_rules! at_offset {
-    ($($name:ident($($arg:ident: $type:ty),*; $offset:ty);)*) => {$(
-        #[doc = concat!(stringify!($name), "(2).")]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $name(fd: c_int, $($arg: $type,)* offset: $offset) -> ssize_t {
-            // SAFETY: the C contract.
-            if is_placeholder(fd) { fails(offset) } else { unsafe { next::$name(fd, $($arg,)* offset) } }
+    ($($name:ident($($arg:ident: $type:ty),*; $offset:ty);)*) => {
+        pub mod at_offset {
+            use super::*;
+
+            exports_and_next! {$(
+                #[doc = concat!(stringify!($name), "(2).")]
+                fn $name(fd: c_int, $($arg: $type,)* offset: $offset) -> ssize_t {
+                    if is_placeholder(fd) { fails(offset) } else { next::$name(fd, $($arg,)* offset) }
+                }
+            )*}
         }
-    )*};
+    };
 }
 
 at_offset! {
@@ -223,91 +258,36 @@ at_offset! {
     pwritev64(list: *const iovec, count: c_int; off64_t);
 }
 
-/// pread(2) of programs compiled with _FORTIFY_SOURCE. glibc's function aborts the program if the
-/// buffer is too small.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn __pread_chk(fd: c_int, buf: *mut c_void, len: size_t, offset: off_t, room: size_t) -> ssize_t {
-    if len <= room && is_placeholder(fd) {
-        return fails(offset);
-    }
-    // SAFETY: the C contract.
-    unsafe { next::__pread_chk(fd, buf, len, offset, room) }
-}
-
-/// pread64(2), as [`__pread_chk`].
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn __pread64_chk(
-    fd: c_int,
-    buf: *mut c_void,
-    len: size_t,
-    offset: off64_t,
-    room: size_t,
-) -> ssize_t {
-    if len <= room && is_placeholder(fd) {
-        return fails(offset);
-    }
-    // SAFETY: the C contract.
-    unsafe { next::__pread64_chk(fd, buf, len, offset, room) }
-}
-
 macro_rules! with_flags {
-    ($($name:ident($offset:ty) by $transfer:ident;)*) => {$(
-        #[doc = concat!(stringify!($name), "(2).")]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $name(
-            fd: c_int,
-            list: *const iovec,
-            count: c_int,
-            offset: $offset,
-            flags: c_int,
-        ) -> ssize_t {
-            // SAFETY: the C contract.
-            unsafe {
-                match Fd::of(fd) {
-                    Fd::Kernel | Fd::Epoll(_) => next::$name(fd, list, count, offset, flags),
-                    _ if offset != -1 => fails(offset),
-                    _ => $transfer(fd, list, count, flags),
+    ($($name:ident($offset:ty) by $transfer:ident, $message:ident;)*) => {
+        pub mod with_flags {
+            use super::*;
+
+            exports_and_next! {$(
+                #[doc = concat!(stringify!($name), "(2).")]
+                fn $name(fd: c_int, list: *const iovec, count: c_int, offset: $offset, flags: c_int) -> ssize_t {
+                    if is_unchanged(fd) {
+                        return next::$name(fd, list, count, offset, flags);
+                    }
+                    if offset != -1 {
+                        return fails(offset);
+                    }
+                    match message_flags(list, count, flags) {
+                        Err(why) => errno::fail(why),
+                        Ok(None) => calls::$transfer(fd, list, count),
+                        Ok(Some(flags)) => calls::$message(fd, &mut message(list, count), flags),
+                    }
                 }
-            }
+            )*}
         }
-    )*};
+    };
 }
 
 with_flags! {
-    preadv2(off_t) by receive;
-    preadv64v2(off64_t) by receive;
-    pwritev2(off_t) by transmit;
-    pwritev64v2(off64_t) by transmit;
-}
-
-/// Receives as readv does, with the flags of preadv2.
-///
-/// # Safety
-/// The C contract of readv(2).
-unsafe fn receive(fd: c_int, list: *const iovec, count: c_int, flags: c_int) -> ssize_t {
-    // SAFETY: the C contract: guaranteed by the caller.
-    unsafe {
-        match message_flags(list, count, flags) {
-            Err(why) => errno::fail(why),
-            Ok(None) => calls::readv(fd, list, count),
-            Ok(Some(flags)) => calls::recvmsg(fd, &mut message(list, count), flags),
-        }
-    }
-}
-
-/// Sends as writev does, with the flags of pwritev2.
-///
-/// # Safety
-/// The C contract of writev(2).
-unsafe fn transmit(fd: c_int, list: *const iovec, count: c_int, flags: c_int) -> ssize_t {
-    // SAFETY: the C contract: guaranteed by the caller.
-    unsafe {
-        match message_flags(list, count, flags) {
-            Err(why) => errno::fail(why),
-            Ok(None) => calls::writev(fd, list, count),
-            Ok(Some(flags)) => calls::sendmsg(fd, &message(list, count), flags),
-        }
-    }
+    preadv2(off_t) by readv, recvmsg;
+    preadv64v2(off64_t) by readv, recvmsg;
+    pwritev2(off_t) by writev, sendmsg;
+    pwritev64v2(off64_t) by writev, sendmsg;
 }
 
 /// The MSG_ flags for the flags of preadv2 and pwritev2, or `None` if readv and writev do the same.
@@ -344,17 +324,11 @@ unsafe fn message_flags(list: *const iovec, count: c_int, flags: c_int) -> Resul
 
 /// A message of these buffers.
 fn message(list: *const iovec, count: c_int) -> msghdr {
-    // SAFETY: integers and pointers, of which zeros are values.
-    let mut message: msghdr = unsafe { mem::zeroed() };
+    let mut message = msghdr::zero();
     message.msg_iov = list.cast_mut();
     message.msg_iovlen = count as _;
     message
 }
-
-// dprintf(3) and its like: glibc's functions write to the number by themselves. For an rsocket the
-// text is formatted by vasprintf(3) and then written.
-//
-// printf.c defines the functions with variable arguments, which need an unstable feature in Rust.
 
 /// A `va_list` as it is passed to a function: on the 64-bit machines of Linux a pointer, because
 /// the type is an array, a structure that is passed by reference, or a pointer itself.
@@ -363,30 +337,6 @@ pub(super) type Arguments = *mut c_void;
 unsafe extern "C" {
     fn vasprintf(text: *mut *mut c_char, format: *const c_char, list: Arguments) -> c_int;
     fn __vasprintf_chk(text: *mut *mut c_char, flag: c_int, format: *const c_char, list: Arguments) -> c_int;
-}
-
-/// vdprintf(3).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, list: Arguments) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
-        if is_unchanged(fd) {
-            return next::vdprintf(fd, format, list);
-        }
-        write_formatted(fd, |text| vasprintf(text, format, list))
-    }
-}
-
-/// vdprintf(3) of programs compiled with _FORTIFY_SOURCE.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: Arguments) -> c_int {
-    // SAFETY: the C contract.
-    unsafe {
-        if is_unchanged(fd) {
-            return next::__vdprintf_chk(fd, flag, format, list);
-        }
-        write_formatted(fd, |text| __vasprintf_chk(text, flag, format, list))
-    }
 }
 
 fn is_unchanged(fd: c_int) -> bool {
@@ -413,47 +363,8 @@ unsafe fn write_formatted(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_
     if written == len { formatted } else { -1 }
 }
 
-// splice: between an rsocket and a pipe it copies.
-
-/// What is copied at once: a pipe takes at least this much when it is writable.
+/// What splice copies at once: a pipe takes at least this much when it is writable.
 const PIECE: usize = 4096;
-
-/// splice(2). Returns after one piece of at most 4 KB: the call may always move less than it was
-/// asked for.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn splice(
-    from: c_int,
-    from_offset: *mut loff_t,
-    to: c_int,
-    to_offset: *mut loff_t,
-    len: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    let is_rsocket = |fd| !matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll(_) | Fd::Known(_));
-    let (receives, sends) = (is_rsocket(from), is_rsocket(to));
-    if !receives && !sends {
-        before_use(from, Way::Receive);
-        before_use(to, Way::Send);
-        // SAFETY: the C contract.
-        return unsafe { next::splice(from, from_offset, to, to_offset, len, flags) };
-    }
-    // One end must be a pipe, and neither has an offset.
-    if receives && sends {
-        return errno::fail(EINVAL);
-    }
-    if !from_offset.is_null() || !to_offset.is_null() {
-        return errno::fail(ESPIPE);
-    }
-    // The flag is for the pipe; the rsocket waits or not by its own O_NONBLOCK.
-    let now = flags & SPLICE_F_NONBLOCK != 0;
-    if len == 0 {
-        0
-    } else if receives {
-        into_pipe(from, to, len.min(PIECE), now)
-    } else {
-        out_of_pipe(from, to, len.min(PIECE), now)
-    }
-}
 
 /// The kernel is about to move data over a number of its own: if the number is forwarded, the
 /// process that has the rsocket has to know.
@@ -465,64 +376,55 @@ fn before_use(fd: c_int, way: Way) {
 
 /// The bytes are taken from the rsocket after the pipe has taken them, so none are lost.
 fn into_pipe(from: c_int, pipe: c_int, len: usize, now: bool) -> ssize_t {
-    let mut buffer = [0_u8; PIECE];
-    let start = buffer.as_mut_ptr().cast::<c_void>();
-    // SAFETY: `len` bytes of the buffer are writable, and at most those received are readable.
-    unsafe {
-        let have = calls::recv(from, start, len, MSG_PEEK);
-        let Ok(have @ 1..) = usize::try_from(have) else { return have };
-        if now && !is_ready(pipe, POLLOUT) {
-            return errno::fail(libc::EAGAIN);
-        }
-        let written = next_symbol::write(pipe, start, have);
-        if let Ok(written @ 1..) = usize::try_from(written) {
-            errno::keeping(|| calls::recv(from, start, written, 0));
-        }
-        written
+    let mut buffer = [0; PIECE];
+    let have = receive(from, &mut buffer[..len], MSG_PEEK);
+    let Ok(have @ 1..) = usize::try_from(have) else { return have };
+    if now && !is_ready(pipe, POLLOUT) {
+        return errno::fail(libc::EAGAIN);
     }
+    let written = sockets::write(pipe, &buffer[..have]);
+    if let Ok(written @ 1..) = usize::try_from(written) {
+        errno::keeping(|| receive(from, &mut buffer[..written], 0));
+    }
+    written
+}
+
+fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> ssize_t {
+    // SAFETY: a buffer of this length.
+    unsafe { calls::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags) }
 }
 
 /// A pipe gives its bytes away when they are read: all of them are sent, unless the connection
 /// fails.
 fn out_of_pipe(pipe: c_int, to: c_int, len: usize, now: bool) -> ssize_t {
-    let mut buffer = [0_u8; PIECE];
-    let start = buffer.as_mut_ptr().cast::<c_void>();
-    let mut ready = pollfd { fd: to, events: POLLOUT, revents: 0 };
-    // SAFETY: a live structure; `len` bytes of the buffer are writable, and those read are
-    // readable.
-    unsafe {
-        let waits = calls::fcntl(to, F_GETFL, 0) & O_NONBLOCK == 0;
-        if calls::waits::poll(&raw mut ready, 1, if waits { -1 } else { 0 }) <= 0 {
-            return errno::fail(libc::EAGAIN);
-        }
-        if now && !is_ready(pipe, POLLIN) {
-            return errno::fail(libc::EAGAIN);
-        }
-        let have = next_symbol::read(pipe, start, len);
-        let Ok(have @ 1..) = usize::try_from(have) else { return have };
-        let mut sent = 0;
-        while sent < have {
-            let part = calls::send(to, start.byte_add(sent), have - sent, 0);
-            match usize::try_from(part) {
-                Ok(part) => sent += part,
-                Err(_) if errno::get() == libc::EAGAIN => {
-                    ready.revents = 0;
-                    calls::waits::poll(&raw mut ready, 1, -1);
-                }
-                Err(_) if errno::get() == libc::EINTR => {}
-                Err(_) => return if sent > 0 { sent as ssize_t } else { -1 },
-            }
-        }
-        sent as ssize_t
+    let mut buffer = [0; PIECE];
+    let mut room = [pollfd { fd: to, events: POLLOUT, revents: 0 }];
+    let waits = descriptors::flags(to) & O_NONBLOCK == 0;
+    if calls::waits::poll_list(&mut room, if waits { -1 } else { 0 }) <= 0 || now && !is_ready(pipe, POLLIN) {
+        return errno::fail(libc::EAGAIN);
     }
+    let have = sockets::read(pipe, &mut buffer[..len]);
+    let Ok(have @ 1..) = usize::try_from(have) else { return have };
+    let mut sent = 0;
+    while sent < have {
+        let rest = &buffer[sent..have];
+        // SAFETY: bytes of this length.
+        let part = unsafe { calls::send(to, rest.as_ptr().cast(), rest.len(), 0) };
+        match usize::try_from(part) {
+            Ok(part) => sent += part,
+            Err(_) if errno::get() == libc::EAGAIN => {
+                calls::waits::poll_list(&mut room, -1);
+            }
+            Err(_) if errno::get() == libc::EINTR => {}
+            Err(_) => return if sent > 0 { sent as ssize_t } else { -1 },
+        }
+    }
+    sent as ssize_t
 }
 
 fn is_ready(pipe: c_int, events: libc::c_short) -> bool {
-    let mut ready = pollfd { fd: pipe, events, revents: 0 };
-    // SAFETY: a live structure.
-    unsafe { next_symbol::poll(&raw mut ready, 1, 0) > 0 }
+    kernel::poll(&mut [pollfd { fd: pipe, events, revents: 0 }], 0) > 0
 }
-
 #[cfg(test)]
 mod tests_of_offsets {
     use super::*;

@@ -9,24 +9,22 @@ use core::ffi::{c_int, c_long, c_uint};
 
 use libc::{pid_t, socklen_t};
 
-use super::{data, descriptors, next};
+use super::{data, descriptors};
 use crate::{auto, calls, fork_handlers, table};
 
-/// syscall(3). It is variadic in C: arguments that were not given are whatever the registers and
-/// the stack have there, as in the C library's own definition.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn syscall(
-    number: c_long,
-    a: c_long,
-    b: c_long,
-    c: c_long,
-    d: c_long,
-    e: c_long,
-    f: c_long,
-) -> c_long {
-    let fd = a as c_int;
-    // SAFETY: the arguments of the call with that number: guaranteed by the caller.
-    unsafe {
+exports_and_next! {
+    /// syscall(3). It is variadic in C: arguments that were not given are whatever the registers and
+    /// the stack have there, as in the C library's own definition.
+    fn syscall(
+        number: c_long,
+        a: c_long,
+        b: c_long,
+        c: c_long,
+        d: c_long,
+        e: c_long,
+        f: c_long,
+    ) -> c_long {
+        let fd = a as c_int;
         match number {
             libc::SYS_close => {
                 if table::get(fd).is_some() {

@@ -6,26 +6,31 @@ use core::ffi::{c_char, c_int, c_void};
 
 use libc::{FILE, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 
-use super::next;
+use crate::calls::exports;
+use crate::next_symbol::Next;
 use crate::{auto, errno, fork_handlers};
 
 macro_rules! spawns {
-    ($($name:ident;)*) => {$(
-        #[doc = concat!(stringify!($name), "(3).")]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        pub unsafe extern "C" fn $name(
-            child: *mut pid_t,
-            program: *const c_char,
-            actions: *const posix_spawn_file_actions_t,
-            attributes: *const posix_spawnattr_t,
-            arguments: *const *mut c_char,
-            environment: *const *mut c_char,
-        ) -> c_int {
-            auto::before_spawn();
-            // SAFETY: the C contract.
-            spawned(|| unsafe { next::$name(child, program, actions, attributes, arguments, environment) })
+    ($($name:ident;)*) => {
+        pub mod spawns {
+            use super::*;
+
+            exports_and_next! {$(
+                #[doc = concat!(stringify!($name), "(3).")]
+                fn $name(
+                    child: *mut pid_t,
+                    program: *const c_char,
+                    actions: *const posix_spawn_file_actions_t,
+                    attributes: *const posix_spawnattr_t,
+                    arguments: *const *mut c_char,
+                    environment: *const *mut c_char,
+                ) -> c_int {
+                    auto::before_spawn();
+                    spawned(|| next::$name(child, program, actions, attributes, arguments, environment))
+                }
+            )*}
         }
-    )*};
+    };
 }
 
 // The last two return a pidfd where the others return a pid.
@@ -45,54 +50,51 @@ fn spawned(call: impl FnOnce() -> c_int) -> c_int {
     }
 }
 
-/// _Fork(3), which runs no handlers of fork(2): those of this library and of librdmacm run here,
-/// the program's do not.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-#[allow(non_snake_case, reason = "the name in the C library")]
-pub unsafe extern "C" fn _Fork() -> pid_t {
-    // SAFETY: the C contract.
-    fork_handlers::around(|| unsafe { next::fork() })
-}
-
-/// posix_spawn_file_actions_adddup2(3): the executed program will have `old`, which is forwarded
-/// from now on, because the actions cannot be read later.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
-    actions: *mut posix_spawn_file_actions_t,
-    old: c_int,
-    new: c_int,
-) -> c_int {
-    // SAFETY: the C contract.
-    let result = unsafe { next::posix_spawn_file_actions_adddup2(actions, old, new) };
-    if result == 0 {
-        auto::outside::give_to_program(old);
+exports_and_next! {
+    /// _Fork(3), which runs no handlers of fork(2): those of this library and of librdmacm run here,
+    /// the program's do not.
+    fn _Fork() -> pid_t {
+        fork_handlers::around(|| next::_Fork())
     }
-    result
-}
 
-/// system(3).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
-    if !command.is_null() {
+    /// posix_spawn_file_actions_adddup2(3): the executed program will have `old`, which is forwarded
+    /// from now on, because the actions cannot be read later.
+    fn posix_spawn_file_actions_adddup2(
+        actions: *mut posix_spawn_file_actions_t,
+        old: c_int,
+        new: c_int,
+    ) -> c_int {
+        let result = next::posix_spawn_file_actions_adddup2(actions, old, new);
+        if result == 0 {
+            auto::outside::give_to_program(old);
+        }
+        result
+    }
+
+    /// system(3).
+    fn system(command: *const c_char) -> c_int {
+        if !command.is_null() {
+            auto::before_spawn();
+        }
+        next::system(command)
+    }
+
+    /// popen(3).
+    fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
         auto::before_spawn();
+        next::popen(command, mode)
     }
-    // SAFETY: the C contract.
-    unsafe { next::system(command) }
 }
 
-/// popen(3).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
-    auto::before_spawn();
-    // SAFETY: the C contract.
-    unsafe { next::popen(command, mode) }
+exports! {
+    /// Returns the function that vfork(2) is to be (vfork.c): fork(2) in a process with connections by
+    /// RDMA. Its child has a table of its own, in which they are sockets of the kernel, and may do
+    /// with them whatever a child of fork(2) may.
+    safe fn librspreload_vfork() -> *const c_void {
+        let found = VFORK.get();
+        if found.is_null() || auto::has_connections() { libc::fork as *const c_void } else { found }
+    }
 }
 
-/// Returns the function that vfork(2) is to be (vfork.c): fork(2) in a process with connections by
-/// RDMA. Its child has a table of its own, in which they are sockets of the kernel, and may do with
-/// them whatever a child of fork(2) may.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub extern "C" fn librspreload_vfork() -> *const c_void {
-    let found = next::vfork();
-    if found.is_null() || auto::has_connections() { libc::fork as *const c_void } else { found }
-}
+/// The program's own vfork, which this library cannot call: it returns twice.
+pub static VFORK: Next = Next::new("vfork\0");

@@ -114,6 +114,7 @@ impl Sender {
     pub fn hold(&mut self, len: u32) {
         self.row.held += len;
         self.row.in_vain = 0;
+        self.note_space();
     }
 
     /// Returns the message of the bytes held. It can be sent: nothing else was sent since.
@@ -125,6 +126,7 @@ impl Sender {
     /// Discards what is held, because nothing is sent any more.
     pub fn drop_held(&mut self) {
         self.row.held = 0;
+        self.note_space();
     }
 
     /// Like [`take`](Self::take), for [`plan_held`](Self::plan_held).

@@ -49,16 +49,25 @@ impl Connection {
             self.process_send_cq(&mut outcome);
             self.send_held_after_others();
         }
-        if self.failed.is_none()
-            && let Err(error) = self.receive.repost(&self.qp)
+        self.repost();
+        self.use_next_target();
+        self.send_credit_updates();
+        if let Some(could_send) = outcome.could_send {
+            self.publish();
+            outcome.edge |= !could_send && self.can_send();
+        }
+        outcome
+    }
+
+    /// Posts the receives that have completed, if there are enough of them.
+    #[inline]
+    fn repost(&mut self) {
+        if self.receive.is_repost_due()
+            && self.failed.is_none()
+            && let Err(error) = self.receive.post_receives(&self.qp)
         {
             self.fail(error);
         }
-        self.use_next_target();
-        self.send_credit_updates();
-        self.publish();
-        outcome.edge |= outcome.has_made_space(self.can_send());
-        outcome
     }
 
     #[inline]
@@ -72,9 +81,12 @@ impl Connection {
         }
         let iwarp = self.qp.is_iwarp();
         let slot = (wc.wr_id() & !RECV_WR_ID_FLAG) as u32;
-        let Some(imm) = message_of(wc.imm_data(), iwarp, wc.len(), || self.receive.imm(slot)) else {
-            return self.violated(outcome);
+        let imm = if iwarp {
+            iwarp_message(wc.imm_data(), wc.len(), || self.receive.imm(slot))
+        } else {
+            wc.imm_data().map(u32::from_be)
         };
+        let Some(imm) = imm else { return self.violated(outcome) };
         // On iWARP a message without a receive ends the connection, and soft-iWARP does not
         // complete receives that are posted after that: this CQ would raise no event.
         let was_last = self.receive.used(slot) && iwarp;
@@ -151,6 +163,12 @@ impl Connection {
         }
     }
 
+    /// Returns whether there is something to do without a completion of the receive CQ.
+    #[inline]
+    pub fn needs_attention(&self) -> bool {
+        self.needs_send_completions() || self.is_starting() && !self.channel.notices_messages()
+    }
+
     /// Returns whether a waiter needs the completions of the send CQ.
     #[inline]
     pub fn needs_send_completions(&self) -> bool {
@@ -193,22 +211,20 @@ impl Connection {
         let mut outcome = Outcome::default();
         self.process_send_cq(&mut outcome);
         self.send.pending_notify |= outcome.any;
-        self.send.pending_edge |= outcome.edge || outcome.has_made_space(self.can_send());
+        self.send.pending_edge |= outcome.edge || outcome.could_send == Some(false) && self.can_send();
     }
 
     /// Switches to the peer's next buffer when the current one is full.
     #[inline]
     pub(super) fn use_next_target(&mut self) {
-        if self.send.targets > 0 {
-            self.use_next_target_if_full();
+        if self.send.flow.needs_target() && self.send.targets > 0 {
+            self.use_next_target_now();
         }
     }
 
     #[inline(never)]
-    fn use_next_target_if_full(&mut self) {
-        if self.send.flow.needs_target()
-            && let Some(target) = self.take_target()
-        {
+    fn use_next_target_now(&mut self) {
+        if let Some(target) = self.take_target() {
             self.send.flow.use_next_target(target);
         }
     }
@@ -222,21 +238,10 @@ impl Connection {
     }
 }
 
-impl Outcome {
-    /// Returns whether the completions have made space to send, which there was not before.
-    #[inline]
-    fn has_made_space(&self, can_send: bool) -> bool {
-        self.could_send == Some(false) && can_send
-    }
-}
-
-/// Returns the immediate data of a received message: that of the completion, or on iWARP the
-/// content of the message. `None` for a message that is not part of the protocol.
-#[inline]
-fn message_of(imm: Option<u32>, iwarp: bool, len: usize, content: impl FnOnce() -> u32) -> Option<u32> {
-    let has_length = !iwarp || len == IMM_LEN;
-    let imm = imm.map(u32::from_be).or_else(|| iwarp.then(content));
-    imm.filter(|_| has_length)
+/// Returns the immediate data of a message over iWARP: that of the completion, or the content of
+/// the message. `None` for a message that is not part of the protocol.
+fn iwarp_message(imm: Option<u32>, len: usize, content: impl FnOnce() -> u32) -> Option<u32> {
+    (len == IMM_LEN).then(|| imm.map_or_else(content, u32::from_be))
 }
 
 /// Returns the errno that a program gets for a failed work request.
@@ -253,20 +258,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_carry_immediate_data() {
+    fn messages_over_iwarp_carry_immediate_data() {
         let imm = Some(0x0102_0304_u32.to_be());
-        for (imm, iwarp, len, message) in [
-            (imm, false, 0, Some(0x0102_0304)),
-            (imm, false, 1000, Some(0x0102_0304)),
-            // A SEND.
-            (None, false, IMM_LEN, None),
-            (None, true, IMM_LEN, Some(0x77)),
-            (None, true, IMM_LEN - 1, None),
-            (None, true, IMM_LEN + 1, None),
-            (imm, true, IMM_LEN, Some(0x0102_0304)),
-            (imm, true, 0, None),
+        for (imm, len, message) in [
+            (None, IMM_LEN, Some(0x77)),
+            (None, IMM_LEN - 1, None),
+            (None, IMM_LEN + 1, None),
+            (imm, IMM_LEN, Some(0x0102_0304)),
+            (imm, 0, None),
         ] {
-            assert_eq!(message_of(imm, iwarp, len, || 0x77), message, "iWARP: {iwarp}, length {len}");
+            assert_eq!(iwarp_message(imm, len, || 0x77), message, "length {len}");
         }
     }
 
@@ -279,12 +280,5 @@ mod tests {
         for status in [IBV_WC_WR_FLUSH_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_GENERAL_ERR] {
             assert_eq!(errno_of(status), Errno::ECONNRESET);
         }
-    }
-
-    #[test]
-    fn only_new_space_is_an_edge() {
-        let after = |could_send, can_send| Outcome { could_send, ..Outcome::default() }.has_made_space(can_send);
-        assert!(after(Some(false), true) && !after(Some(false), false));
-        assert!(!after(Some(true), true) && !after(None, true), "there was space before");
     }
 }

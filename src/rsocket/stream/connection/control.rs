@@ -86,7 +86,7 @@ impl Connection {
     fn send_credit_updates_now(&mut self) {
         while self.failed.is_none() && self.receive.flow.wants_credit_update() && self.has_control() {
             self.receive.resize(&self.qp);
-            let Some(update) = self.receive.flow.next_credit_update() else { return };
+            let Some(update) = self.receive.flow.next_credit_update() else { break };
             // Post the receives before granting credits for them.
             let posted = self.receive.post_receives(&self.qp);
             match posted.and_then(|()| self.send_credit_update(&update)) {
@@ -94,6 +94,7 @@ impl Connection {
                 Err(error) => self.fail(error),
             }
         }
+        self.publish();
     }
 
     fn send_credit_update(&mut self, update: &CreditUpdate) -> Result<()> {

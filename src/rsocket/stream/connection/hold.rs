@@ -30,11 +30,8 @@ impl Connection {
     /// or failed to.
     #[inline]
     pub fn turn_to_receive(&mut self, thread: u64) -> bool {
-        if self.send.thread == 0 {
-            return false;
-        }
         if self.send.thread != thread {
-            self.share_with_reader();
+            self.note_reader();
             return false;
         }
         self.send.is_shared = false;
@@ -46,10 +43,10 @@ impl Connection {
         had_held
     }
 
-    /// The thread that receives is not the one that has sent.
+    /// The thread that receives is not the one that has sent, if one has.
     #[inline(never)]
-    fn share_with_reader(&mut self) {
-        self.send.is_shared |= event::cpus() > 1;
+    fn note_reader(&mut self) {
+        self.send.is_shared |= self.send.thread != 0 && event::cpus() > 1;
     }
 
     /// Returns whether data is held.

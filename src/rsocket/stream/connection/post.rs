@@ -10,6 +10,7 @@ use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_id;
 use crate::rsocket::cm_id::CmId;
+use crate::rsocket::flow::InlineRequest;
 use crate::rsocket::wire::Message;
 use crate::sys::rc::{self, CompletionQueue, Opcode, SendWr, Sge};
 use crate::sys::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
@@ -267,6 +268,24 @@ impl SendQueue {
         // SAFETY: the QP is live; the bytes lie in a memory region that outlives the request, or go
         // inline.
         unsafe { rc::post_send(self.qp, &[write.as_one(self.iwarp)]) }
+    }
+
+    /// Fast path of [`post`](Self::post) for `data` inline.
+    #[inline]
+    pub fn post_inline(
+        &self,
+        data: &[u8],
+        &InlineRequest { addr, rkey, wr_id, signaled }: &InlineRequest,
+    ) -> Result<()> {
+        let (message, sg_list) = (Message::Data(data.len() as u32), inline_sge(data));
+        if self.iwarp {
+            let message = Some(message);
+            let write = RdmaWrite { message, sg_list, source: None, inline: true, addr, rkey, wr_id, signaled };
+            return self.post_as_two(write);
+        }
+        let opcode = Opcode::WriteImm(message.word().to_be());
+        // SAFETY: the QP is live; the bytes go inline.
+        unsafe { rc::post_send(self.qp, &[SendWr { wr_id, opcode, addr, rkey, sg_list, inline: true, signaled }]) }
     }
 
     /// Posts an RDMA read of no bytes. A failure ends the connection.

@@ -125,6 +125,7 @@ impl ReceiveSide {
     }
 
     /// Posts the idle receives.
+    #[inline(never)]
     pub fn post_receives(&mut self, qp: &QueuePair) -> Result<()> {
         let (lkey, iwarp) = (self.memory.lkey(), qp.is_iwarp());
         let start = self.memory.start().as_ptr() as usize + self.layout.imms;
@@ -137,9 +138,10 @@ impl ReceiveSide {
         Ok(())
     }
 
-    /// Posts the idle receives if there are at least [`REPOST`] of them.
-    pub fn repost(&mut self, qp: &QueuePair) -> Result<()> {
-        if self.idle.len() >= REPOST { self.post_receives(qp) } else { Ok(()) }
+    /// Returns whether at least [`REPOST`] receives are idle.
+    #[inline]
+    pub fn is_repost_due(&self) -> bool {
+        self.idle.len() >= REPOST
     }
 
     /// A receive has completed. Returns whether it was the last one posted, which a peer that
@@ -267,14 +269,28 @@ impl Connection {
         self.receive.flow.available()
     }
 
-    /// Fast path of [`read_some`](Self::read_some): see [`Receiver::take_piece`].
+    /// Returns whether [`read_piece`](Self::read_piece) may have `len` bytes.
     #[inline]
-    pub fn read_piece(&mut self, into: &mut [MaybeUninit<u8>]) -> Option<usize> {
-        let received = self.receive.flow.take_piece(into.len())?;
-        self.receive.copy(received, into);
-        self.count_read(received.len.into());
+    pub fn has_piece(&self, len: usize) -> bool {
+        self.receive.flow.buffered() >= len as u64
+    }
+
+    /// Fast path of [`read_some`](Self::read_some): see [`Receiver::take_piece`].
+    ///
+    /// # Safety
+    /// `start` is writable for `len` bytes.
+    #[inline]
+    pub unsafe fn read_piece(&mut self, start: *mut u8, len: usize) -> Option<usize> {
+        let Received { ring, offset, len } = self.receive.flow.take_piece(len)?;
+        // SAFETY: the bytes lie in the ring, and are at most as many as those at `start`, which do
+        // not overlap it.
+        unsafe {
+            let from = self.receive.rings.memory(ring).start.add(offset as usize);
+            ptr::copy_nonoverlapping(from.as_ptr(), start, len as usize);
+        }
+        self.count_read(len.into());
         self.send_credit_updates();
-        Some(received.len as usize)
+        Some(len as usize)
     }
 
     /// Copies unread data after its first `skip` bytes, and leaves it unread. Returns the number of

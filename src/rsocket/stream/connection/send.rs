@@ -160,6 +160,7 @@ impl Connection {
     }
 
     /// Returns whether `len` bytes go inline.
+    #[inline]
     pub fn takes_inline(&self, len: usize) -> bool {
         self.fits_inline(len) && self.failed.is_none()
     }
@@ -175,15 +176,14 @@ impl Connection {
     /// records a failure.
     #[inline]
     pub fn send_inline(&mut self, data: &[u8]) -> bool {
-        match self.send.flow.plan(data.len(), true).filter(|chunk| chunk.len as usize == data.len()) {
-            Some(chunk) => {
-                let write = self.claim(&chunk, (inline_sge(data), None), true);
-                let sent = self.post(write);
-                self.use_next_target();
-                sent.is_ok()
-            }
-            None => false,
+        let len = data.len() as u32;
+        let Some(request) = self.send.flow.take_inline(len) else { return false };
+        if let Some(counters) = self.counters() {
+            counters.count_sent(len);
         }
+        let sent = self.qp.send_queue().post_inline(data, &request);
+        self.use_next_target();
+        sent.inspect_err(|&error| self.fail(error)).is_ok()
     }
 
     /// Returns whether `len` bytes exceed the rest of the peer's buffer.

@@ -1,0 +1,178 @@
+//! Netlink messages and their attributes (`linux/netlink.h`), read and written. No I/O.
+
+/// Size of `struct nlmsghdr`.
+pub const MESSAGE_HEADER: usize = 16;
+/// Size of `struct nlattr`.
+pub const ATTRIBUTE_HEADER: usize = 4;
+/// Messages in a datagram, and attributes in a message, begin at multiples of this.
+const ALIGNMENT: usize = 4;
+/// The bits of an attribute's type that are not flags.
+const ATTRIBUTE_TYPE: u16 = 0x3fff;
+
+/// A message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// Its type: below 16 one of netlink's own (`NLMSG_*`).
+    pub kind: u16,
+    /// Its sequence number.
+    pub sequence: u32,
+    /// What follows the header.
+    pub payload: &'a [u8],
+}
+
+/// The messages of a datagram, up to the first one that is cut short.
+#[derive(Clone, Debug)]
+pub struct Messages<'a>(&'a [u8]);
+
+impl<'a> Messages<'a> {
+    /// Reads a datagram.
+    pub fn new(datagram: &'a [u8]) -> Messages<'a> {
+        Messages(datagram)
+    }
+
+    /// The bytes that are not read yet: after the iteration, those that are no message.
+    pub fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+}
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Message<'a>;
+
+    fn next(&mut self) -> Option<Message<'a>> {
+        let (header, _) = self.0.split_first_chunk::<MESSAGE_HEADER>()?;
+        let [l0, l1, l2, l3, k0, k1, _, _, s0, s1, s2, s3, ..] = *header;
+        let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
+        let payload = self.0.get(MESSAGE_HEADER..length)?;
+        self.0 = after(self.0, length);
+        let (kind, sequence) = (u16::from_ne_bytes([k0, k1]), u32::from_ne_bytes([s0, s1, s2, s3]));
+        Some(Message { kind, sequence, payload })
+    }
+}
+
+/// The bytes are no attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+/// The attributes of a message: type, without flags, and value.
+#[derive(Clone, Debug)]
+pub struct Attributes<'a>(&'a [u8]);
+
+impl<'a> Attributes<'a> {
+    /// Reads attributes, of which `bytes` is the first one's beginning.
+    pub fn new(bytes: &'a [u8]) -> Attributes<'a> {
+        Attributes(bytes)
+    }
+}
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = Result<(u16, &'a [u8]), Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let bytes = core::mem::take(&mut self.0);
+        let [l0, l1, k0, k1, ..] = *bytes else { return (!bytes.is_empty()).then_some(Err(Malformed)) };
+        let length = usize::from(u16::from_ne_bytes([l0, l1]));
+        let Some(value) = bytes.get(ATTRIBUTE_HEADER..length) else { return Some(Err(Malformed)) };
+        self.0 = after(bytes, length);
+        Some(Ok((u16::from_ne_bytes([k0, k1]) & ATTRIBUTE_TYPE, value)))
+    }
+}
+
+/// What follows the first `length` bytes and their padding, which the last piece may lack.
+fn after(bytes: &[u8], length: usize) -> &[u8] {
+    bytes.get(length.next_multiple_of(ALIGNMENT)..).unwrap_or_default()
+}
+
+/// Appends an attribute with its padding.
+pub fn push_attribute(message: &mut impl Extend<u8>, kind: u16, value: &[u8]) {
+    let length = (ATTRIBUTE_HEADER + value.len()) as u16;
+    let padding = value.len().next_multiple_of(ALIGNMENT) - value.len();
+    message.extend(length.to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend(value.iter().copied().chain(core::iter::repeat_n(0, padding)));
+}
+
+/// Writes the header of `message`, which is a whole message that begins with room for it. The
+/// kernel's port is 0.
+pub fn write_header(message: &mut [u8], kind: u16, flags: u16, sequence: u32, port: u32) {
+    let length = message.len() as u32;
+    if let Some(header) = message.first_chunk_mut::<MESSAGE_HEADER>() {
+        header[..4].copy_from_slice(&length.to_ne_bytes());
+        header[4..6].copy_from_slice(&kind.to_ne_bytes());
+        header[6..8].copy_from_slice(&flags.to_ne_bytes());
+        header[8..12].copy_from_slice(&sequence.to_ne_bytes());
+        header[12..].copy_from_slice(&port.to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec;
+    use std::vec::Vec;
+
+    use super::*;
+
+    fn message() -> Vec<u8> {
+        let mut message = vec![0; MESSAGE_HEADER];
+        push_attribute(&mut message, 7, b"name\0");
+        push_attribute(&mut message, 8, &[]);
+        write_header(&mut message, 0x1234, 5, 6, 8);
+        message
+    }
+
+    #[test]
+    fn a_message_with_a_padded_attribute() {
+        let message = message();
+        assert_eq!(message[..4], 32_u32.to_ne_bytes());
+        assert_eq!(message[4..8], [0x1234_u16.to_ne_bytes(), 5_u16.to_ne_bytes()].concat());
+        assert_eq!(message[8..16], [6_u32.to_ne_bytes(), 8_u32.to_ne_bytes()].concat());
+        assert_eq!(message[16..20], [9_u16.to_ne_bytes(), 7_u16.to_ne_bytes()].concat());
+        assert_eq!(message[20..28], *b"name\0\0\0\0");
+        assert_eq!(message[28..], [4_u16.to_ne_bytes(), 8_u16.to_ne_bytes()].concat());
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let datagram = [message(), message()].concat();
+        let mut messages = Messages::new(&datagram);
+        for _ in 0..2 {
+            let message = messages.next().unwrap();
+            assert_eq!((message.kind, message.sequence), (0x1234, 6));
+            let attributes: Vec<_> = Attributes::new(message.payload).collect();
+            assert_eq!(attributes, [Ok((7, &b"name\0"[..])), Ok((8, &[][..]))]);
+        }
+        assert_eq!((messages.next(), messages.rest()), (None, &[][..]));
+    }
+
+    #[test]
+    fn truncated_messages_are_left() {
+        let whole = message();
+        for length in 0..whole.len() {
+            let mut messages = Messages::new(&whole[..length]);
+            assert_eq!((messages.next(), messages.rest().len()), (None, length));
+        }
+        for claimed in [0, 15, 33, u32::MAX] {
+            let mut wrong = whole.clone();
+            wrong[..4].copy_from_slice(&claimed.to_ne_bytes());
+            assert_eq!(Messages::new(&wrong).next(), None, "{claimed}");
+        }
+    }
+
+    #[test]
+    fn truncated_attributes_are_malformed() {
+        let whole = &message()[MESSAGE_HEADER..];
+        for length in 1..9 {
+            let mut attributes = Attributes::new(&whole[..length]);
+            assert_eq!((attributes.next(), attributes.next()), (Some(Err(Malformed)), None), "{length} bytes");
+        }
+        // The last one's padding may be missing; flags are no part of the type.
+        assert_eq!(Attributes::new(&whole[..9]).next(), Some(Ok((7, &b"name\0"[..]))));
+        let flagged = [4_u16.to_ne_bytes(), 0x8007_u16.to_ne_bytes()].concat();
+        assert_eq!(Attributes::new(&flagged).next(), Some(Ok((7, &[][..]))));
+        for length in 0..4 {
+            assert_eq!(Attributes::new(&[length, 0, 7, 0]).next(), Some(Err(Malformed)), "{length}");
+        }
+    }
+}

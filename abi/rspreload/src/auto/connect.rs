@@ -1,0 +1,573 @@
+//! connect(2) of a TCP socket in automatic mode: an attempt to connect by RDMA, and what follows from
+//! its end.
+//!
+//! A non-blocking socket whose attempt is under way has a slot, and the thread of [`super::thread`]
+//! makes the attempt. The table entry of the program's number has the slot's ticket as its `inner`. No
+//! other socket gets the same one, so the result reaches the number only as long as it is this
+//! socket's. The thread works on a duplicate of the TCP descriptor, so the program may close its own.
+
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr};
+use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize};
+
+use libc::{
+    EACCES, EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EAGAIN, ECONNREFUSED, EINPROGRESS, EINVAL, EMFILE, ENFILE,
+    ENOBUFS, ENOMEM, EPERM, ETIMEDOUT, F_SETFL, O_NONBLOCK, POLLOUT, SOL_SOCKET, epoll_event, pollfd, sockaddr,
+    socklen_t,
+};
+
+use super::log::Reason;
+use super::route::{Outcome, Subject};
+use super::{connections, log, route, thread};
+use crate::epoll::members;
+use crate::process::Deadline;
+use crate::sockets::{AtomicName, Name, kernel, rdma};
+use crate::table::{Entry, Kind};
+use crate::thread::{CancelDisabled, with_cleanup, without_cancel};
+use crate::thread::{Lock, SignalsBlocked};
+use crate::transition::Moving;
+use crate::{config, errno, next_symbol, open_fds, process, rsocket, rsocket_abi, table, tcp, transition};
+
+/// connect(2).
+///
+/// # Safety
+/// As connect(2).
+pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: as for this function.
+    let next = || unsafe { next_symbol::connect(fd, addr, len) };
+    // SAFETY: `addr` has `len` bytes: guaranteed by the caller.
+    let Some(to) = (unsafe { Name::read(addr, len) }) else { return next() };
+    let (given, to) = (to, to.of_device());
+    let mut limit = None;
+    match errno::keeping(|| without_cancel(|cancel| by_rdma(fd, &given, &to, &mut limit, cancel))) {
+        Ok(None) => 0,
+        Ok(Some(error)) => errno::fail(error),
+        Err(None) => next(),
+        Err(Some(reason)) => {
+            log::connection(fd, &to, "TCP", reason);
+            let result = match limit {
+                None => next(),
+                Some(limit) => before(fd, &limit, next),
+            };
+            if result == 0 {
+                accepted_by_tcp(&to, reason);
+            }
+            result
+        }
+    }
+}
+
+/// The end of the time that SO_SNDTIMEO gives to a connect(2) that begins now.
+fn send_limit(fd: c_int) -> Option<Deadline> {
+    Some(tcp::timeout(fd, libc::SO_SNDTIMEO)).filter(|&timeout| timeout > 0).map(Deadline::after)
+}
+
+/// Makes a call with what is left of SO_SNDTIMEO.
+fn before(fd: c_int, limit: &Deadline, call: impl FnOnce() -> c_int) -> c_int {
+    const NAME: (c_int, c_int) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);
+    let Some((programs, _)) = kernel::get::<libc::timeval>(fd, NAME) else { return call() };
+    // 0 is no limit.
+    let left = i64::from(limit.left().max(1));
+    let rest = libc::timeval { tv_sec: left / 1000, tv_usec: left % 1000 * 1000 };
+    let _ = kernel::set(fd, NAME, &rest);
+    let restore = || {
+        let _ = kernel::set(fd, NAME, &programs);
+    };
+    let result = with_cleanup(restore, call);
+    restore();
+    result
+}
+
+/// Connects by RDMA. Returns `Ok` with the errno of connect(2), if any; otherwise the reason for
+/// TCP, which is `None` where the kernel decides alone. `given` is the destination as the program
+/// has it, `to` as rsockets have it. `limit` is set if an attempt has used time of a limited
+/// call. `cancel` is allowed where the attempt is waited for.
+fn by_rdma(
+    fd: c_int,
+    given: &Name,
+    to: &Name,
+    limit: &mut Option<Deadline>,
+    cancel: &CancelDisabled,
+) -> Result<Option<c_int>, Option<Reason>> {
+    let ruled_out = route::ruled_out(to);
+    if ruled_out.is_err() && !crate::config::logs() {
+        // What the socket is need not be asked.
+        return Err(None);
+    }
+    if !route::is_candidate(fd, to.family()) || is_connected(fd) {
+        return Err(None);
+    }
+    if !has_address(fd, given, to) {
+        return Err(None);
+    }
+    log::problems();
+    ruled_out?;
+    route::allows_rdma(fd, to)?;
+    // Before the attempt: it may have succeeded by the time that it is given up.
+    if !members::are_known(fd) {
+        return Err(Some(Reason::NotOwn));
+    }
+    if members::are_too_many(fd) {
+        return Err(Some(Reason::Instances));
+    }
+    if !connections::has_room(false) {
+        return Err(Some(Reason::Descriptors));
+    }
+    if open_fds::has_ring() {
+        return Err(Some(Reason::Ring));
+    }
+    let is_blocking = tcp::is_blocking(fd);
+    *limit = if is_blocking { send_limit(fd) } else { None };
+    let inner = begin(fd, to)?;
+    let ended = if is_blocking {
+        cancel.allow(|| give_up(inner), || wait(inner, to, limit.as_ref()))
+    } else {
+        match submit(fd, inner, to, &deadline()) {
+            Ok(()) => return Ok(Some(EINPROGRESS)),
+            Err(reason) => cancel_for(inner, reason),
+        }
+    };
+    if let Err(reason) = ended {
+        give_up(inner);
+        return Err(Some(reason));
+    }
+    report_success(inner, to);
+    // Otherwise an instance would report the kernel's socket, which is not connected.
+    members::leave(fd);
+    let connected = transition::become_rsocket(fd, fd, None, inner);
+    members::join(fd);
+    if !connected {
+        give_up(inner);
+        return Err(Some(Reason::Busy));
+    }
+    log::connection(fd, to, "RDMA", Reason::Connected);
+    Ok(None)
+}
+
+/// Whether the socket's family has the destination: otherwise connect(2) fails.
+fn has_address(fd: c_int, given: &Name, to: &Name) -> bool {
+    let v6only = || tcp::int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != Some(0);
+    tcp::family(fd) == Some(given.family()) && (given.family() == to.family() || !v6only())
+}
+
+/// Whether the socket has been connected, connects, or listens: connect(2) is the kernel's then.
+fn is_connected(fd: c_int) -> bool {
+    tcp::state(fd).is_some_and(|state| state != tcp::CLOSED)
+}
+
+/// How long a rejection of RDMA is remembered where TCP was not connected yet.
+const REJECTED_SECONDS: u64 = 2;
+
+/// Begins to connect an rsocket in place of the TCP socket `fd`. Returns its number; it is a
+/// non-blocking one.
+pub fn begin(fd: c_int, to: &Name) -> Result<c_int, Reason> {
+    let mut error = 0;
+    let inner = tcp::make_rsocket(to, |inner| {
+        let begun = connect_rsocket(fd, inner, to);
+        error = errno::get();
+        begun
+    });
+    inner.ok_or_else(|| if error == 0 { Reason::Busy } else { ended(to, error) })
+}
+
+fn connect_rsocket(fd: c_int, inner: c_int, to: &Name) -> bool {
+    route::copy_early_options(fd, inner);
+    tcp::copy_reuse(fd, inner);
+    rdma::fcntl(inner, F_SETFL, O_NONBLOCK);
+    // The program's own choice, port included.
+    if route::bound(fd).is_some_and(|own| rdma::bind(inner, &in_family(&own, to)) != 0) {
+        return false;
+    }
+    rdma::connect(inner, to) == 0 || errno::get() == EINPROGRESS
+}
+
+/// The program's own address for a destination: sockets of IPv6 have the wildcard address for both
+/// families.
+fn in_family(own: &Name, to: &Name) -> Name {
+    match to.address() {
+        IpAddr::V4(_) if own.address().is_unspecified() => Name::new(Ipv4Addr::UNSPECIFIED.into(), own.number()),
+        _ => own.of_device(),
+    }
+}
+
+/// Waits for the end of an attempt, at most half of the time until `limit`: the rest is left to
+/// TCP. A signal does not end it.
+pub fn wait(inner: c_int, to: &Name, limit: Option<&Deadline>) -> Result<(), Reason> {
+    let mut fds = [pollfd { fd: inner, events: POLLOUT, revents: 0 }];
+    let end = deadline();
+    let half = limit.map(|limit| Deadline::after((limit.left() / 2).max(1)));
+    match half.filter(|half| half.left() < end.left()) {
+        None if tcp::poll(&mut fds, &end) => result(inner, to),
+        None => expire(inner, to),
+        Some(half) if tcp::poll(&mut fds, &half) => result(inner, to),
+        // The host had less time than others: nothing is remembered of it.
+        Some(_) => cancel_for(inner, Reason::Silent),
+    }
+}
+
+/// The time of an attempt is over.
+pub fn expire(inner: c_int, to: &Name) -> Result<(), Reason> {
+    if cancel(inner) { Err(ended(to, ETIMEDOUT)) } else { Ok(()) }
+}
+
+/// Cancels an attempt. Returns false if it has succeeded meanwhile: the peer has the connection.
+fn cancel(inner: c_int) -> bool {
+    rsocket::set_library_option(inner, rdmacm_private::CANCEL) != Err(libc::EISCONN)
+}
+
+/// Cancels an attempt for a reason, unless it has succeeded meanwhile.
+pub fn cancel_for(inner: c_int, reason: Reason) -> Result<(), Reason> {
+    if cancel(inner) { Err(reason) } else { Ok(()) }
+}
+
+/// The result of an attempt that has ended.
+pub fn result(inner: c_int, to: &Name) -> Result<(), Reason> {
+    match error_of(inner) {
+        0 if rdma::peer(inner).is_some() => Ok(()),
+        0 => Err(ended(to, ECONNREFUSED)),
+        error => Err(ended(to, error)),
+    }
+}
+
+/// The program's connect(2) returns the success of an attempt: the next one fails with `EISCONN`.
+pub fn report_success(inner: c_int, to: &Name) {
+    errno::keeping(|| rdma::connect(inner, to));
+}
+
+fn error_of(inner: c_int) -> c_int {
+    rdma::get::<c_int>(inner, (SOL_SOCKET, libc::SO_ERROR)).map_or_else(errno::get, |(error, _)| error)
+}
+
+/// An attempt has failed: why, and what is remembered. That nobody listens is remembered when TCP
+/// has been accepted there ([`accepted_by_tcp`]).
+pub fn ended(to: &Name, error: c_int) -> Reason {
+    match error {
+        ECONNREFUSED => Reason::Rejected,
+        // This end has no port, fitting address, descriptor, memory or permission. Of the host that
+        // says nothing.
+        EADDRINUSE | EADDRNOTAVAIL | EAFNOSUPPORT | EINVAL | EMFILE | ENFILE | ENOMEM | ENOBUFS | EAGAIN | EPERM
+        | EACCES => Reason::Failed(error),
+        ETIMEDOUT => {
+            route::remember(Subject::Host(to.address()), Outcome::Silent);
+            Reason::Silent
+        }
+        error => {
+            route::remember(Subject::Host(to.address()), Outcome::Silent);
+            Reason::Failed(error)
+        }
+    }
+}
+
+/// TCP is connected where RDMA was not.
+pub fn accepted_by_tcp(to: &Name, reason: Reason) {
+    if reason == Reason::Rejected {
+        route::remember(Subject::Port(to.address(), to.number()), Outcome::Rejected);
+    }
+}
+
+/// RDMA was rejected, and TCP is about to be tried: whether somebody listens there by it is not
+/// known yet. Clients that try again and again until a server listens find it by RDMA soon.
+pub fn rejected(to: &Name) {
+    route::remember_for(REJECTED_SECONDS, Subject::Port(to.address(), to.number()), Outcome::Rejected);
+}
+
+/// The end of an attempt that begins now.
+pub fn deadline() -> Deadline {
+    Deadline::after(config::timeout())
+}
+
+/// Ends an attempt: the peer's connection manager is told.
+pub fn give_up(inner: c_int) {
+    errno::keeping(|| rsocket_abi::rclose(inner));
+}
+
+/// The most attempts of a process at a time.
+pub const MAX_ATTEMPTS: usize = 256;
+
+/// How long a slot is not used again if there are others, in nanoseconds.
+const REST: i64 = 20_000_000;
+
+static SLOTS: [Attempt; MAX_ATTEMPTS] = [const { Attempt::new() }; MAX_ATTEMPTS];
+
+/// The slots behind this index have never been used: close(2) need not look at them.
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
+
+/// Guards the membership in epoll instances.
+static LOCK: Lock = Lock::new();
+
+const FREE: u32 = 0;
+/// It is being filled or emptied.
+const CLAIMED: u32 = 1;
+const READY: u32 = 2;
+
+/// An attempt.
+pub struct Attempt {
+    state: AtomicU32,
+    ticket: AtomicI32,
+    /// The program's number.
+    fd: AtomicI32,
+    /// The duplicate, plus one; 0 for none.
+    tcp: AtomicI32,
+    inner: AtomicI32,
+    /// The end of the attempt, on the monotonic clock.
+    end: AtomicU64,
+    to: AtomicName,
+    /// An eventfd that is readable once the attempt has ended, plus one; made once.
+    done: AtomicI32,
+    /// When the last attempt ended, on the monotonic clock.
+    freed: AtomicI64,
+}
+
+impl Attempt {
+    const fn new() -> Attempt {
+        Attempt {
+            state: AtomicU32::new(FREE),
+            ticket: AtomicI32::new(-1),
+            fd: AtomicI32::new(-1),
+            tcp: AtomicI32::new(0),
+            inner: AtomicI32::new(-1),
+            end: AtomicU64::new(0),
+            to: AtomicName::new(),
+            done: AtomicI32::new(0),
+            freed: AtomicI64::new(0),
+        }
+    }
+
+    /// Takes the slot from those that would do so from the same state.
+    fn claim(&self, from: u32) -> bool {
+        self.state.compare_exchange(from, CLAIMED, SeqCst, SeqCst).is_ok()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.state.load(SeqCst) == READY
+    }
+
+    /// The duplicate of the TCP descriptor, -1 for none.
+    fn tcp(&self) -> c_int {
+        self.tcp.load(SeqCst) - 1
+    }
+
+    fn close_tcp(&self) {
+        open_fds::close(self.tcp.swap(0, SeqCst) - 1);
+    }
+
+    /// The rsocket of the attempt.
+    pub fn inner(&self) -> c_int {
+        self.inner.load(SeqCst)
+    }
+
+    /// The milliseconds until the attempt is given up.
+    pub fn left(&self) -> c_int {
+        let left = (self.end.load(SeqCst) as i64 - process::now()).max(0) as u64;
+        left.div_ceil(1_000_000) as c_int
+    }
+
+    /// The ticket, or that of the attempt before.
+    pub fn number(&self) -> c_int {
+        self.ticket.load(SeqCst)
+    }
+
+    /// The destination.
+    pub fn to(&self) -> Option<Name> {
+        self.to.load()
+    }
+
+    /// The table's entry of the socket; `None` if the program has closed it.
+    fn entry(&self) -> Option<Entry> {
+        let ticket = self.number();
+        table::get(self.fd.load(SeqCst)).filter(|entry| entry.kind == Kind::Connecting && entry.inner == ticket)
+    }
+
+    /// Whether the program has closed the number.
+    pub fn is_abandoned(&self) -> bool {
+        self.entry().is_none()
+    }
+
+    /// Ends the attempt, if nobody else does: by the rsocket, or by TCP for a reason.
+    pub fn finish(&self, result: Result<(), Reason>) {
+        // A handler that waited for this thread to go on would wait for ever.
+        let signals = SignalsBlocked::new();
+        if !self.claim(READY) {
+            return;
+        }
+        let (fd, copy, inner) = (self.fd.load(SeqCst), self.tcp(), self.inner());
+        let to = self.to();
+        // Until the number is a member of its epoll instance again.
+        let moving = Moving::begin(fd);
+        let entry = self.entry().filter(|&entry| {
+            // Otherwise the number was closed without an intercepted call, and is another file now.
+            let is_same = tcp::identity(fd) == tcp::identity(copy);
+            if !is_same {
+                table::replace(fd, Some(entry), None);
+            }
+            is_same
+        });
+        // An attempt that is given up may have succeeded just now.
+        let result = match result {
+            Err(reason @ (Reason::SocketShared | Reason::Instances)) => cancel_for(inner, reason),
+            result => result,
+        };
+        let connected = match (entry, result) {
+            (Some(entry), Ok(())) => transition::become_rsocket(fd, copy, Some(entry), inner),
+            _ => false,
+        };
+        // Before the program learns the result: the line of its close(2) comes later.
+        if let (Some(to), Some(_)) = (to, entry) {
+            match result {
+                Ok(()) if connected => log::connection(fd, &to, "RDMA", Reason::Connected),
+                Ok(()) => log::connection(fd, &to, "TCP", Reason::Busy),
+                Err(reason) => log::connection(fd, &to, "TCP", reason),
+            }
+        }
+        if !connected {
+            give_up(inner);
+        }
+        if let (Some(entry), Some(to), false) = (entry, to, connected) {
+            transition::connect_tcp(copy, &to);
+            if result == Err(Reason::Rejected) {
+                rejected(&to);
+            }
+            // Before the program learns the result: it may close the socket, and bind another one
+            // to its port.
+            self.close_tcp();
+            table::replace(fd, Some(entry), None);
+        }
+        self.close_tcp();
+        // A thread in `control` has changed the record by then.
+        drop(LOCK.hold());
+        if entry.is_some() {
+            members::join(fd);
+        }
+        drop(moving);
+        drop(signals);
+        self.wake();
+        transition::announce();
+        self.free();
+    }
+
+    fn free(&self) {
+        self.close_tcp();
+        self.freed.store(process::now(), SeqCst);
+        self.state.store(FREE, SeqCst);
+    }
+
+    /// Whether those who waited for the end of the last attempt have had time to notice it: the
+    /// next attempt makes the eventfd unreadable.
+    fn has_rested(&self) -> bool {
+        let freed = self.freed.load(SeqCst);
+        freed == 0 || process::now() - freed > REST
+    }
+
+    /// Wakes those who poll the socket.
+    fn wake(&self) {
+        errno::keeping(|| open_fds::signal_eventfd(self.done.load(SeqCst) - 1));
+    }
+
+    /// Makes the eventfd, or takes back what the last attempt has left in it.
+    fn reset_done(&self) -> bool {
+        if self.done.load(SeqCst) == 0 {
+            let new = open_fds::create_eventfd();
+            self.done.store(new + 1, SeqCst);
+            return new >= 0;
+        }
+        open_fds::clear_eventfd(self.done.load(SeqCst) - 1);
+        true
+    }
+}
+
+/// The attempts under way.
+pub fn ready() -> impl Iterator<Item = &'static Attempt> {
+    SLOTS.iter().take(HIGHEST.load(SeqCst)).filter(|slot| slot.is_ready())
+}
+
+/// The slot that an entry's ticket names.
+fn of(entry: Entry) -> Option<&'static Attempt> {
+    let slot = SLOTS.get(usize::try_from(entry.inner).ok()? % MAX_ATTEMPTS)?;
+    (slot.number() == entry.inner).then_some(slot)
+}
+
+/// Gives the socket `fd`, for which `inner` connects, a slot and an entry. Returns the reason for
+/// TCP if that is not possible.
+pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> Result<(), Reason> {
+    let slots = || SLOTS.iter().enumerate();
+    let rested = slots().find(|(_, slot)| slot.has_rested() && slot.claim(FREE));
+    let claimed = rested.or_else(|| slots().find(|(_, slot)| slot.claim(FREE)));
+    let Some((index, slot)) = claimed else { return Err(Reason::Busy) };
+    HIGHEST.fetch_max(index + 1, SeqCst);
+    let turns = usize::try_from(slot.number()).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
+    let ticket = ((turns * MAX_ATTEMPTS + index) & (i32::MAX as usize >> 1)) as c_int;
+    slot.ticket.store(ticket, SeqCst);
+    slot.fd.store(fd, SeqCst);
+    slot.tcp.store(open_fds::duplicate(fd) + 1, SeqCst);
+    if slot.tcp() < 0 || !slot.reset_done() || table::prepare(fd).is_err() {
+        slot.free();
+        return Err(Reason::Busy);
+    }
+    slot.inner.store(inner, SeqCst);
+    slot.end.store(end.end() as u64, SeqCst);
+    slot.to.store(to);
+    let entry = Entry { kind: Kind::Connecting, flags: 0, inner: ticket };
+    // A handler that interrupted this, and used the number, would wait for the attempt to begin.
+    let signals = SignalsBlocked::new();
+    table::swap(fd, Some(entry));
+    members::leave(fd);
+    slot.state.store(READY, SeqCst);
+    drop(signals);
+    if !thread::wake() {
+        slot.finish(Err(Reason::Busy));
+    }
+    Ok(())
+}
+
+/// The eventfd that stands for the socket in poll(2).
+pub fn done(entry: Entry) -> c_int {
+    of(entry).map_or(-1, |slot| slot.done.load(SeqCst) - 1)
+}
+
+/// epoll_ctl(2) on a number whose attempt is under way. Returns `None` if it has ended.
+pub fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<epoll_event>) -> Option<c_int> {
+    let slot = of(entry)?;
+    let held = LOCK.hold();
+    if slot.entry() != Some(entry) || !slot.is_ready() {
+        drop(held);
+        transition::wait_for_change(fd, entry);
+        return None;
+    }
+    let result = members::control(epfd, op, fd, event);
+    drop(held);
+    if result == Err(libc::E2BIG) {
+        slot.finish(Err(Reason::Instances));
+        return None;
+    }
+    Some(result.map_or_else(errno::fail, |()| 0))
+}
+
+/// The program has closed a number whose attempt was under way.
+pub fn abandon(entry: Entry) {
+    stay_tcp(entry);
+    thread::wake();
+}
+
+/// The program gives the attempt up: the socket becomes TCP at once.
+pub fn stay_tcp(entry: Entry) {
+    if let Some(slot) = of(entry) {
+        slot.finish(Err(Reason::SocketShared));
+    }
+}
+
+/// In a child of fork(2): the attempts are the parent's.
+pub fn in_child() {
+    LOCK.reset();
+    for slot in &SLOTS {
+        if slot.state.load(SeqCst) != FREE {
+            if let Some(entry) = slot.entry() {
+                table::replace(slot.fd.load(SeqCst), Some(entry), None);
+            }
+            // The child's copy.
+            give_up(slot.inner());
+            slot.free();
+        }
+        open_fds::close(slot.done.swap(0, SeqCst) - 1);
+    }
+}

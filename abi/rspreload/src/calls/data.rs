@@ -1,0 +1,498 @@
+//! Calls that move data, and those that take the same arguments for an rsocket as for a socket of the
+//! kernel's.
+
+use core::ffi::{c_int, c_void};
+use core::slice;
+
+use libc::{
+    EINVAL, ESPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITALL, SEEK_CUR, SEEK_SET, iovec, msghdr, off_t,
+    off64_t, size_t, sockaddr, socklen_t, ssize_t,
+};
+
+use crate::fds::{self, Fd, Target};
+use crate::memory::{self, Plain};
+use crate::sockets::Name;
+use crate::table::{self, Kind};
+use crate::transition::{self, Way};
+use crate::{auto, errno, next_symbol, rsocket_abi, tcp};
+
+/// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is,
+/// and what they are asked to move. `before` may fail with an errno.
+macro_rules! forward_data {
+    ($($name:ident by $to:ident, $way:expr, ($($arg:ident: $type:ty),*) -> $result:ty, $asked:expr
+        $(, before $before:expr)?;)*) => {$(exports! {
+        #[doc = concat!(stringify!($name), "(2).")]
+        fn $name(fd: c_int, $($arg: $type),*) -> $result {
+            // Out of line: otherwise the usual path would have to save its arguments.
+            #[cold]
+            #[inline(never)]
+            unsafe fn decided(fd: c_int, $($arg: $type),*) -> $result {
+                // SAFETY: the C contract.
+                unsafe {
+                    match fds::data(fd, $way) {
+                        Target::Kernel => next_symbol::$name(fd, $($arg),*),
+                        Target::Rsocket(inner) => {
+                            let result = rsocket_abi::$to(inner, $($arg),*) as ssize_t;
+                            finish(fd, result, $asked, || next_symbol::$name(fd, $($arg),*) as ssize_t) as $result
+                        }
+                        Target::Fails(why) => errno::fail(why),
+                    }
+                }
+            }
+
+            $(if let Err(why) = $before {
+                return errno::fail(why);
+            })?
+            match fds::data_at_once(fd) {
+                Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
+                Some(Target::Rsocket(inner)) => {
+                    let result = rsocket_abi::$to(inner, $($arg),*) as ssize_t;
+                    finish(fd, result, $asked, || decided(fd, $($arg),*) as ssize_t) as $result
+                }
+                _ => decided(fd, $($arg),*),
+            }
+        }
+    })*};
+}
+
+/// The most buffers of a call.
+const MAX_BUFFERS: usize = 1024;
+
+/// # Safety
+/// `message` is null or readable.
+#[inline(always)]
+unsafe fn check_count(message: *const msghdr) -> Result<(), c_int> {
+    // SAFETY: as for this function.
+    let is_too_long = unsafe { message.as_ref().is_some_and(|message| message.msg_iovlen > MAX_BUFFERS) };
+    if is_too_long { Err(libc::EMSGSIZE) } else { Ok(()) }
+}
+
+/// The way of a call that receives.
+#[inline(always)]
+fn receive(flags: c_int) -> Way {
+    if flags & MSG_DONTWAIT != 0 { Way::ReceiveNow } else { Way::Receive }
+}
+
+/// The way of a call that sends.
+#[inline(always)]
+fn transmit(flags: c_int) -> Way {
+    if flags & MSG_DONTWAIT != 0 { Way::SendNow } else { Way::Send }
+}
+
+exports! {
+    /// bind(2).
+    fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) => {
+                tcp::like_tcp(rsocket_abi::rbind(entry.inner, addr, len), || Name::read(addr, len))
+            }
+            Fd::Connecting(_) => errno::fail(EINVAL),
+            _ => next_symbol::bind(fd, addr, len),
+        }
+    }
+
+    /// listen(2).
+    safe fn listen(fd: c_int, backlog: c_int) -> c_int {
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) => rsocket_abi::rlisten(entry.inner, backlog),
+            Fd::Kernel if auto::is_on() => auto::listen(fd, backlog, None),
+            Fd::Known(entry) => auto::listen(fd, backlog, Some(entry)),
+            Fd::Connecting(_) => errno::fail(EINVAL),
+            _ => next_symbol::listen(fd, backlog),
+        }
+    }
+
+    /// getpeername(2).
+    fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        match (Fd::of(fd), known_name(fd, true)) {
+            (_, Some(name)) => store(name, addr, len),
+            (Fd::Rsocket(entry), None) => rsocket_abi::rgetpeername(entry.inner, addr, len),
+            _ => next_symbol::getpeername(fd, addr, len),
+        }
+    }
+
+    /// getsockname(2).
+    fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        if let Fd::Connecting(entry) = Fd::of(fd) {
+            // Only the end of the attempt decides the port.
+            errno::keeping(|| transition::wait_for_change(fd, entry));
+        }
+        match (Fd::of(fd), known_name(fd, false)) {
+            (_, Some(name)) => store(name, addr, len),
+            (Fd::Rsocket(entry), None) => rsocket_abi::rgetsockname(entry.inner, addr, len),
+            _ => next_symbol::getsockname(fd, addr, len),
+        }
+    }
+
+    /// getsockopt(2).
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+        match Fd::of(fd) {
+            Fd::Rsocket(entry) if auto::is_auto(entry) => auto::getsockopt(fd, entry, (level, name), value, len),
+            Fd::Rsocket(entry) => rsocket_abi::rgetsockopt(entry.inner, level, name, value, len),
+            _ => next_symbol::getsockopt(fd, level, name, value, len),
+        }
+    }
+
+    /// setsockopt(2).
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+        let next = || next_symbol::setsockopt(fd, level, name, value, len);
+        let rsockets = |inner| rsocket_abi::rsetsockopt(inner, level, name, value, len);
+        match table::get(fd) {
+            Some(entry) if entry.kind == Kind::Socket && !auto::is_auto(entry) => rsockets(entry.inner),
+            entry => {
+                let purpose = || auto::purpose_of((level, name), value, len);
+                let result = auto::setsockopt(fd, entry, (level, name), purpose, rsockets, next);
+                // Otherwise the attempt has ended.
+                result.unwrap_or_else(|| setsockopt(fd, level, name, value, len))
+            }
+        }
+    }
+}
+
+/// The address that automatic mode knows of a number.
+fn known_name(fd: c_int, is_peer: bool) -> Option<Name> {
+    match Fd::of(fd) {
+        Fd::Rsocket(entry) | Fd::Known(entry) => auto::name_of(entry, is_peer),
+        _ => None,
+    }
+}
+
+/// # Safety
+/// As for getpeername(2).
+unsafe fn store(name: Name, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    if addr.is_null() || len.is_null() {
+        return errno::fail(libc::EFAULT);
+    }
+    // SAFETY: as for this function.
+    unsafe { name.write(addr, len) };
+    0
+}
+
+forward_data! {
+    read by rread, Way::Receive, (buf: *mut c_void, len: size_t) -> ssize_t, NOTHING;
+    readv by rreadv, Way::Receive, (list: *const iovec, count: c_int) -> ssize_t, NOTHING;
+    recv by rrecv, receive(flags), (buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t,
+        Asked { buffers: &one(buf, len), flags, sends: false };
+    recvfrom by rrecvfrom, receive(flags), (
+        buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t
+    ) -> ssize_t, Asked { buffers: &one(buf, len), flags, sends: false };
+    recvmsg by rrecvmsg, receive(flags), (msg: *mut msghdr, flags: c_int) -> ssize_t,
+        Asked { buffers: list_of(msg), flags, sends: false }, before check_count(msg);
+
+    write by rwrite, Way::Send, (buf: *const c_void, len: size_t) -> ssize_t,
+        Asked { buffers: &one(buf, len), flags: 0, sends: true };
+    writev by rwritev, Way::Send, (buffers: *const iovec, count: c_int) -> ssize_t,
+        Asked { buffers: list(buffers, usize::try_from(count).unwrap_or(0)), flags: 0, sends: true };
+    send by rsend, transmit(flags), (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t,
+        Asked { buffers: &one(buf, len), flags, sends: true };
+    sendto by rsendto, transmit(flags), (
+        buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
+    ) -> ssize_t, Asked { buffers: &one(buf, len), flags, sends: true };
+    sendmsg by rsendmsg, transmit(flags), (msg: *const msghdr, flags: c_int) -> ssize_t,
+        Asked { buffers: list_of(msg), flags, sends: true },
+        before check_count(msg).and_then(|()| auto::outside::before_sendmsg(msg));
+    shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int, NOTHING;
+}
+
+// What is left of a blocking call on an rsocket whose number became a TCP socket of the kernel while
+// the call slept: the rsocket does not block any more, so the call has returned early.
+
+/// What a call was asked to move, and how.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    buffers: &'a [iovec],
+    flags: c_int,
+    sends: bool,
+}
+
+/// A call that never moves more than it does at once.
+const NOTHING: Asked<'_> = Asked { buffers: &[], flags: 0, sends: false };
+
+/// The list of one buffer.
+fn one(start: *const c_void, len: usize) -> [iovec; 1] {
+    [iovec { iov_base: start.cast_mut(), iov_len: len }]
+}
+
+/// # Safety
+/// The list has `count` buffers.
+unsafe fn list<'a>(list: *const iovec, count: usize) -> &'a [iovec] {
+    // SAFETY: as for this function.
+    unsafe { if list.is_null() { &[] } else { slice::from_raw_parts(list, count) } }
+}
+
+/// # Safety
+/// `message` is null or readable, and so is its list.
+unsafe fn list_of<'a>(message: *const msghdr) -> &'a [iovec] {
+    // SAFETY: as for this function.
+    unsafe { message.as_ref().map_or(&[], |message| list(message.msg_iov, message.msg_iovlen)) }
+}
+
+impl Asked<'_> {
+    /// Whether the call returns early only for a reason: a blocking call that sends, or that waits
+    /// for all of what it receives.
+    #[inline(always)]
+    fn is_whole(&self) -> bool {
+        !self.buffers.is_empty()
+            && self.flags & MSG_DONTWAIT == 0
+            && (self.sends || self.flags & (MSG_WAITALL | MSG_PEEK) == MSG_WAITALL)
+    }
+}
+
+/// The result of a call that an rsocket has ended with `done`, or that of `again`: after a failure
+/// because the library forwards the data meanwhile. Then the number is a socket of the kernel, and the
+/// rsocket does not block any more.
+///
+/// # Safety
+/// The buffers are those of the call.
+#[inline(always)]
+unsafe fn finish(fd: c_int, done: ssize_t, asked: Asked<'_>, again: impl FnOnce() -> ssize_t) -> ssize_t {
+    if done < 0 {
+        return if has_moved(fd, asked) { again() } else { done };
+    }
+    // Most calls have moved their only buffer.
+    let is_short = asked.buffers.len() > 1 || asked.buffers.first().is_some_and(|one| (done as usize) < one.iov_len);
+    if done > 0 && is_short && asked.is_whole() && matches!(Fd::of(fd), Fd::Known(_)) {
+        // SAFETY: as for this function.
+        return unsafe { go_on(fd, asked, done) };
+    }
+    done
+}
+
+#[cold]
+fn has_moved(fd: c_int, asked: Asked<'_>) -> bool {
+    if !asked.sends && asked.flags & libc::MSG_ERRQUEUE != 0 && errno::get() == libc::EOPNOTSUPP {
+        // There are never any errors in the queue.
+        errno::set(libc::EAGAIN);
+        return false;
+    }
+    errno::get() == libc::EAGAIN && matches!(Fd::of(fd), Fd::Known(_))
+}
+
+/// # Safety
+/// As for [`finish`].
+#[cold]
+unsafe fn go_on(fd: c_int, asked: Asked<'_>, done: ssize_t) -> ssize_t {
+    let buffers = asked.buffers;
+    let total = buffers.iter().fold(0_usize, |total, buffer| total.saturating_add(buffer.iov_len));
+    if done as usize >= total || !tcp::is_blocking(fd) {
+        return done;
+    }
+    let more = errno::keeping(|| {
+        memory::with::<iovec, _>(buffers.len(), |rest| {
+            rest.copy_from_slice(buffers);
+            skip(rest, done as usize);
+            let mut message = msghdr::zero();
+            message.msg_iov = rest.as_mut_ptr();
+            message.msg_iovlen = rest.len() as _;
+            // SAFETY: the buffers are those of the call.
+            unsafe {
+                if asked.sends {
+                    // A call that has sent something does not raise SIGPIPE.
+                    next_symbol::sendmsg(fd, &raw const message, asked.flags | MSG_NOSIGNAL)
+                } else {
+                    next_symbol::recvmsg(fd, &raw mut message, asked.flags)
+                }
+            }
+        })
+    });
+    done + more.unwrap_or(0).max(0)
+}
+
+/// Takes the first bytes off a list of buffers.
+fn skip(list: &mut [iovec], mut bytes: usize) {
+    for buffer in list {
+        let part = bytes.min(buffer.iov_len);
+        buffer.iov_base = buffer.iov_base.wrapping_byte_add(part);
+        buffer.iov_len -= part;
+        bytes -= part;
+    }
+}
+
+/// What is read and sent at once.
+const PIECE: usize = 64 << 10;
+/// The same without memory for it.
+const STACK_PIECE: usize = 4 << 10;
+/// The kernel's limit for one call (linux/fs.h, with pages of 4 KB).
+const MAX_RW_COUNT: usize = 0x7fff_f000;
+
+exports! {
+    /// sendfile(2).
+    fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+        // off_t has 64 bits on the machines this is for.
+        send_file(out, file, offset.cast(), count, || next_symbol::sendfile(out, file, offset, count))
+    }
+
+    /// sendfile(2) by the name that it has in programs compiled for large files.
+    fn sendfile64(out: c_int, file: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
+        send_file(out, file, offset, count, || next_symbol::sendfile64(out, file, offset, count))
+    }
+}
+
+#[inline(always)]
+fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, next: impl FnOnce() -> ssize_t) -> ssize_t {
+    match fds::data(out, Way::Send) {
+        // The kernel, too, sends files only.
+        Target::Kernel | Target::Rsocket(_) if fds::setup(file).is_some() => errno::fail(EINVAL),
+        Target::Kernel => next(),
+        // By its number: the connection may begin to be forwarded.
+        // SAFETY: the C contract.
+        Target::Rsocket(_) => unsafe { send_to(out, file, offset, len) },
+        Target::Fails(why) => errno::fail(why),
+    }
+}
+
+/// # Safety
+/// As sendfile's.
+unsafe fn send_to(out: c_int, file: c_int, offset: *mut off64_t, count: usize) -> ssize_t {
+    // SAFETY: as sendfile's: guaranteed by the caller.
+    let start = unsafe { if offset.is_null() { libc::lseek64(file, 0, SEEK_CUR) } else { offset.read() } };
+    if start < 0 {
+        return if offset.is_null() && errno::get() != ESPIPE { -1 } else { errno::fail(EINVAL) };
+    }
+    let sent = with_buffer(|buffer| send_pieces(out, file, start, count.min(MAX_RW_COUNT), buffer));
+    if sent > 0 {
+        // SAFETY: as sendfile's: guaranteed by the caller.
+        unsafe {
+            if offset.is_null() {
+                errno::keeping(|| libc::lseek64(file, start + sent as off64_t, SEEK_SET));
+            } else {
+                offset.write(start + sent as off64_t);
+            }
+        }
+    }
+    sent
+}
+
+fn with_buffer(call: impl FnOnce(&mut [u8]) -> ssize_t) -> ssize_t {
+    // SAFETY: no pointers.
+    let buffer = errno::keeping(|| unsafe { libc::calloc(1, PIECE) });
+    if buffer.is_null() {
+        return call(&mut [0; STACK_PIECE]);
+    }
+    // SAFETY: PIECE bytes, zeroed, which are used by `call` only and freed after it.
+    unsafe {
+        let result = call(slice::from_raw_parts_mut(buffer.cast::<u8>(), PIECE));
+        errno::keeping(|| libc::free(buffer));
+        result
+    }
+}
+
+/// Returns the number of bytes sent before the end of the file or a failure, -1 if a failure came
+/// first.
+fn send_pieces(out: c_int, file: c_int, start: off64_t, count: usize, buffer: &mut [u8]) -> ssize_t {
+    let mut sent = 0;
+    while sent < count {
+        let want = buffer.len().min(count - sent);
+        // SAFETY: `want` bytes at `buffer` are writable.
+        let have =
+            unsafe { next_symbol::pread64(file, buffer.as_mut_ptr().cast::<c_void>(), want, start + sent as off64_t) };
+        if have < 0 && sent == 0 {
+            return if errno::get() == ESPIPE { errno::fail(EINVAL) } else { -1 };
+        }
+        let Some(piece) = usize::try_from(have).ok().and_then(|have| buffer.get(..have)) else { break };
+        if piece.is_empty() {
+            break;
+        }
+        match send_piece(out, piece) {
+            0 if sent == 0 => return -1,
+            part => {
+                sent += part;
+                if part < piece.len() {
+                    break;
+                }
+            }
+        }
+    }
+    sent as ssize_t
+}
+
+/// Returns the number of bytes of `piece` sent before a failure.
+fn send_piece(out: c_int, piece: &[u8]) -> usize {
+    let mut sent = 0;
+    while let Some(rest) = piece.get(sent..).filter(|rest| !rest.is_empty()) {
+        // SAFETY: `rest.len()` bytes at `rest` are readable.
+        match usize::try_from(unsafe { send(out, rest.as_ptr().cast(), rest.len(), 0) }) {
+            Ok(part) if part > 0 => sent += part,
+            _ => break,
+        }
+    }
+    sent
+}
+
+#[cfg(test)]
+mod tests_of_forward {
+    use super::*;
+
+    #[test]
+    fn only_msg_dontwait_makes_a_call_not_wait() {
+        let others = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
+        assert_eq!([0, others].map(receive), [Way::Receive; 2]);
+        assert_eq!([0, others].map(transmit), [Way::Send; 2]);
+        assert_eq!([MSG_DONTWAIT, !0].map(receive), [Way::ReceiveNow; 2]);
+        assert_eq!([MSG_DONTWAIT, !0].map(transmit), [Way::SendNow; 2]);
+    }
+}
+
+#[cfg(test)]
+mod tests_of_remainder {
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::calls::tests::connection;
+
+    fn to_send(buffers: &[iovec]) -> Asked<'_> {
+        Asked { buffers, flags: 0, sends: true }
+    }
+
+    #[test]
+    fn the_rest_is_sent() {
+        let (client, mut server) = connection();
+        let data: Vec<u8> = (0..250).collect();
+        let list = [&data[..100], &[], &data[100..]]
+            .map(|part| iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+        for done in [1, 99, 100, 101, 249, 250] {
+            for buffers in [&list[..], &one(data.as_ptr().cast(), data.len())] {
+                // SAFETY: live buffers.
+                assert_eq!(unsafe { go_on(client.as_raw_fd(), to_send(buffers), done) }, 250);
+                let mut got = vec![0; 250 - done as usize];
+                server.read_exact(&mut got).unwrap();
+                assert_eq!(got, data[done as usize..]);
+            }
+        }
+        client.set_nonblocking(true).unwrap();
+        // SAFETY: a live buffer.
+        assert_eq!(unsafe { go_on(client.as_raw_fd(), to_send(&one(data.as_ptr().cast(), 250)), 10) }, 10);
+    }
+
+    #[test]
+    fn the_rest_is_received_up_to_the_end() {
+        let (mut client, server) = connection();
+        let mut room = [0_u8; 10];
+        let buffers = one(room.as_mut_ptr().cast(), room.len());
+        let asked = Asked { buffers: &buffers, flags: MSG_WAITALL, sends: false };
+        client.write_all(b"3456789abc").unwrap();
+        // SAFETY: a live buffer.
+        assert_eq!(unsafe { go_on(server.as_raw_fd(), asked, 3) }, 10);
+        assert_eq!(&room, b"\0\0\x003456789");
+        drop(client);
+        // SAFETY: a live buffer.
+        assert_eq!(unsafe { go_on(server.as_raw_fd(), asked, 3) }, 6);
+    }
+
+    #[test]
+    fn only_calls_that_wait_for_all_go_on() {
+        let buffers = &one(c"".as_ptr().cast(), 1);
+        for (flags, sends, whole) in [
+            (0, true, true),
+            (MSG_DONTWAIT, true, false),
+            (0, false, false),
+            (MSG_WAITALL, false, true),
+            (MSG_WAITALL | MSG_PEEK, false, false),
+            (MSG_WAITALL | MSG_DONTWAIT, false, false),
+        ] {
+            assert_eq!(Asked { buffers, flags, sends }.is_whole(), whole);
+        }
+        assert!(!NOTHING.is_whole() && !to_send(&[]).is_whole());
+    }
+}

@@ -1,0 +1,380 @@
+//! Both ends of the handshake.
+//!
+//! The accepting end listens as an rsocket where the TCP connection came in, sends the word, and
+//! accepts the peer's rsocket. The connecting end finds the word and connects an rsocket.
+//!
+//! Anyone can connect an rsocket while a process listens. Our other end connects from the TCP
+//! connection's own address and port. The reference's has any port, and so has ours if that port is
+//! taken: then the host must be the same. Both ends of the TCP connection tell when it is complete:
+//! the peer ends it once its rsocket is connected.
+
+use core::ffi::{CStr, c_int};
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{
+    CLOCK_REALTIME, EADDRINUSE, EAGAIN, F_SETFL, O_CREAT, O_NONBLOCK, POLLIN, POLLRDHUP, SEM_FAILED, pollfd, sem_t,
+    timespec,
+};
+
+use super::{Outcome, Role};
+use crate::process::Deadline;
+use crate::sockets::{Name, kernel, rdma};
+use crate::transition::Way;
+use crate::{errno, rsocket, rsocket_abi, tcp};
+
+/// How long either end waits for the other, in milliseconds, where the program has not asked for
+/// waiting itself.
+const HANDSHAKE_TIMEOUT: c_int = 10_000;
+
+/// The word that the accepting end sends when it listens as an rsocket: zeros.
+pub const WORD: [u8; 4] = [0; 4];
+
+/// What has arrived over TCP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Heard {
+    Word,
+    /// Data, or the end.
+    Other,
+    /// Nothing. recv(2) would fail with this errno.
+    Nothing(c_int),
+}
+
+/// Decides for a socket that was connected.
+pub fn find_word(tcp: c_int, role: Role, way: Way) -> Outcome {
+    if way.sends() {
+        return find_word_to_send(tcp);
+    }
+    match hear(tcp) {
+        Heard::Nothing(error) => Outcome::Later(error),
+        Heard::Other => Outcome::Tcp,
+        // The other end has seen data over TCP and waits no longer.
+        Heard::Word if role == Role::Late => drop_word(tcp),
+        Heard::Word => connect(tcp),
+    }
+}
+
+fn find_word_to_send(tcp: c_int) -> Outcome {
+    if !is_connected(tcp) {
+        return Outcome::Later(EAGAIN);
+    }
+    // A peer that is no server in fork mode may wait for data and send nothing.
+    let mut fds = [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }];
+    if !tcp::poll(&mut fds, &Deadline::after(0)) {
+        if !kernel::own(tcp).is_some_and(|own| tcp::shares_port(&own)) {
+            return Outcome::Tcp;
+        }
+        if !tcp::poll(&mut fds, &Deadline::after(HANDSHAKE_TIMEOUT)) {
+            return Outcome::Late;
+        }
+    }
+    if fds[0].revents & (libc::POLLERR | libc::POLLNVAL) != 0 {
+        // Left for the program's call: recv(2) would consume the error.
+        return Outcome::Tcp;
+    }
+    match hear(tcp) {
+        Heard::Word => connect(tcp),
+        _ => Outcome::Tcp,
+    }
+}
+
+/// False while a non-blocking connect(2) is in progress.
+fn is_connected(tcp: c_int) -> bool {
+    let mut fds = [pollfd { fd: tcp, events: libc::POLLOUT, revents: 0 }];
+    tcp::poll(&mut fds, &Deadline::after(0))
+}
+
+/// The word arrives in one piece: it is sent whole, before anything else.
+fn hear(tcp: c_int) -> Heard {
+    let mut bytes = [1; WORD.len()];
+    match tcp::peek(tcp, &mut bytes, libc::MSG_DONTWAIT) {
+        Ok(_) if bytes == WORD => Heard::Word,
+        Ok(_) => Heard::Other,
+        Err(error) => Heard::Nothing(error),
+    }
+}
+
+fn connect(tcp: c_int) -> Outcome {
+    let (Some(peer), Some(own)) = (kernel::peer(tcp), kernel::own(tcp)) else { return Outcome::Tcp };
+    if !tcp::shares_port(&own) {
+        // Data that looks like the word.
+        return Outcome::Tcp;
+    }
+    let inner = tcp::make_rsocket(&peer, |inner| {
+        // Binds to the TCP connection's address and port, by which the other end matches the two.
+        // If that port is taken: to another port of the address, which tells this end from
+        // strangers. Otherwise the routes choose the address.
+        let _ = rdma::bind(inner, &own) == 0 || rdma::bind(inner, &own.with_number(0)) == 0;
+        rdma::connect(inner, &peer) == 0
+    });
+    match inner {
+        Some(inner) => Outcome::Rsocket(inner),
+        None => drop_word(tcp),
+    }
+}
+
+/// The connection stays TCP. Consumes the word, which the program must not read.
+fn drop_word(tcp: c_int) -> Outcome {
+    kernel::receive(tcp, &mut [0; WORD.len()], libc::MSG_DONTWAIT);
+    Outcome::Tcp
+}
+
+// The accepting end.
+
+/// How long the peer may take to answer the word, in milliseconds. One that waits for it answers at
+/// once. A silent one keeps the caller, and others from their turns.
+const ANSWER_TIMEOUT: c_int = 2_000;
+
+/// How long the rsocket may take to come after the peer has ended TCP, in milliseconds.
+const END_TIMEOUT: c_int = 1_000;
+
+/// Between two attempts to listen, in milliseconds.
+const RETRY_DELAY: c_int = 50;
+
+/// More than one: a stranger's rsocket must not keep the peer out.
+const BACKLOG: c_int = 16;
+
+/// Decides for a socket that was accepted.
+pub fn accept(tcp: c_int) -> Outcome {
+    let (Some(own), Some(peer)) = (kernel::own(tcp), kernel::peer(tcp)) else { return Outcome::Tcp };
+    // A peer that speaks first has not waited for the word: it is not in fork mode, or has given
+    // up.
+    if !tcp::is_silent(tcp) || !tcp::shares_port(&own) {
+        return Outcome::Tcp;
+    }
+    let turn = Turn::within(HANDSHAKE_TIMEOUT).unwrap_or_else(Turn::forced);
+    let listener = if tcp::is_silent(tcp) { listen(&own) } else { None };
+    let Some(listener) = listener else { return Outcome::Tcp };
+    let inner = if send_word(tcp) { Arrivals::new(listener, peer).wait(tcp) } else { None };
+    close(listener);
+    drop(turn);
+    inner.map_or(Outcome::Tcp, Outcome::Rsocket)
+}
+
+/// Listens at an address, also if another process does so at first although its turn is over.
+fn listen(own: &Name) -> Option<c_int> {
+    let end = Deadline::after(ANSWER_TIMEOUT);
+    loop {
+        let listener = tcp::make_rsocket(own, |inner| {
+            let _ = rsocket::set_option(inner, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+            // Non-blocking: a connection may be gone before accept.
+            tcp::bind(inner, own)
+                && rsocket_abi::rlisten(inner, BACKLOG) == 0
+                && rdma::fcntl(inner, F_SETFL, O_NONBLOCK) == 0
+        });
+        if listener.is_some() || errno::get() != EADDRINUSE || end.left() == 0 {
+            return listener;
+        }
+        tcp::poll(&mut [], &Deadline::after(RETRY_DELAY));
+    }
+}
+
+/// The rsockets that have come to a listener.
+struct Arrivals {
+    listener: c_int,
+    peer: Name,
+    /// One from the peer's host, -1 for none.
+    inner: c_int,
+    /// It comes from the peer's port.
+    is_exact: bool,
+    /// Others have come from the host, neither of them from the peer's port.
+    are_several: bool,
+}
+
+impl Arrivals {
+    fn new(listener: c_int, peer: Name) -> Arrivals {
+        Arrivals { listener, peer, inner: -1, is_exact: false, are_several: false }
+    }
+
+    /// Waits for the peer's rsocket, and the end of the TCP connection. Returns `None` if the
+    /// connection goes on over TCP.
+    fn wait(mut self, tcp: c_int) -> Option<c_int> {
+        let asked = |fd| pollfd { fd, events: POLLIN | POLLRDHUP, revents: 0 };
+        let mut fds = [asked(self.listener), asked(tcp)];
+        let mut end = Deadline::after(ANSWER_TIMEOUT);
+        let mut has_ended = false;
+        while tcp::poll(&mut fds, &end) {
+            if fds[0].revents != 0 {
+                self.accept();
+            }
+            if fds[1].revents != 0 {
+                match tcp::peek(tcp, &mut [0], libc::MSG_DONTWAIT) {
+                    Err(EAGAIN) => {}
+                    Ok(count) if count > 0 => break,
+                    // The peer has connected, which this end may see later, or it has left.
+                    _ => {
+                        has_ended = true;
+                        fds[1].fd = -1;
+                        end = Deadline::after(END_TIMEOUT);
+                    }
+                }
+            }
+            // Data must not reach the wrong end.
+            if has_ended && self.inner >= 0 && (self.is_exact || !self.are_several) {
+                return Some(self.inner);
+            }
+        }
+        close(self.inner);
+        None
+    }
+
+    fn accept(&mut self) {
+        loop {
+            let new = rdma::accept(self.listener);
+            if new < 0 {
+                return;
+            }
+            let from = rdma::peer(new);
+            let is_exact = from.is_some_and(|from| from.is_at(&self.peer));
+            if self.is_exact || from.is_none_or(|from| from.address() != self.peer.address()) {
+                close(new);
+            } else {
+                self.are_several |= self.inner >= 0;
+                self.is_exact = is_exact;
+                close(core::mem::replace(&mut self.inner, new));
+            }
+        }
+    }
+}
+
+fn close(inner: c_int) {
+    if inner >= 0 {
+        errno::keeping(|| rsocket_abi::rclose(inner));
+    }
+}
+
+fn send_word(tcp: c_int) -> bool {
+    kernel::send(tcp, &WORD, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == WORD.len() as isize
+}
+
+// The named semaphore `/rsocket_fork`, by which processes take turns to listen, also with the
+// reference's.
+//
+// It may be unavailable (another user's, no /dev/shm), and a process that ends during its turn never
+// releases it. Neither stops a handshake: it proceeds without a turn, and at worst the address is in
+// use.
+
+const NAME: &CStr = c"/rsocket_fork";
+
+/// Opened once: semaphores stay valid in the children of fork(2).
+static SEMAPHORE: AtomicPtr<sem_t> = AtomicPtr::new(ptr::null_mut());
+
+/// A turn, until it is dropped.
+pub struct Turn {
+    semaphore: *mut sem_t,
+}
+
+impl Turn {
+    /// Waits up to `milliseconds` for the turn.
+    pub fn within(milliseconds: c_int) -> Option<Turn> {
+        Turn::of(open(&SEMAPHORE, NAME), milliseconds)
+    }
+
+    /// Takes the turn without waiting for its holder, which has ended or is so slow that its
+    /// address will be in use. Dropping the result gives the turn back on behalf of that process.
+    pub fn forced() -> Turn {
+        Turn { semaphore: open(&SEMAPHORE, NAME) }
+    }
+
+    fn of(semaphore: *mut sem_t, milliseconds: c_int) -> Option<Turn> {
+        (semaphore.is_null() || wait(semaphore, milliseconds)).then(|| Turn { semaphore })
+    }
+}
+
+/// Waits up to `milliseconds`. Returns whether the semaphore was taken.
+fn wait(semaphore: *mut sem_t, milliseconds: c_int) -> bool {
+    let end = after(milliseconds);
+    loop {
+        // SAFETY: an open semaphore, which is never closed, and a time.
+        if unsafe { libc::sem_timedwait(semaphore, &raw const end) } == 0 {
+            return true;
+        }
+        if errno::get() != libc::EINTR {
+            return false;
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut value = 0;
+        // SAFETY: an open semaphore, which is never closed. Never more than one turn: somebody whose
+        // time ran out may have given back another's.
+        unsafe {
+            if !self.semaphore.is_null() && libc::sem_getvalue(self.semaphore, &raw mut value) == 0 && value <= 0 {
+                libc::sem_post(self.semaphore);
+            }
+        }
+    }
+}
+
+fn open(known: &AtomicPtr<sem_t>, name: &CStr) -> *mut sem_t {
+    let semaphore = known.load(Ordering::Acquire);
+    if !semaphore.is_null() {
+        return semaphore;
+    }
+    let (mode, free): (libc::c_uint, libc::c_uint) = (0o666, 1);
+    // SAFETY: a name, and the arguments that go with O_CREAT. Opened twice, it is the same
+    // semaphore at the same address.
+    let semaphore = unsafe { libc::sem_open(name.as_ptr(), O_CREAT, mode, free) };
+    if semaphore == SEM_FAILED {
+        return ptr::null_mut();
+    }
+    known.store(semaphore, Ordering::Release);
+    semaphore
+}
+
+fn after(milliseconds: c_int) -> timespec {
+    let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock exists, and the time is ours.
+    unsafe { libc::clock_gettime(CLOCK_REALTIME, &raw mut time) };
+    let nanoseconds = time.tv_nsec + i64::from(milliseconds % 1000) * 1_000_000;
+    timespec {
+        tv_sec: time.tv_sec + i64::from(milliseconds / 1000) + nanoseconds / 1_000_000_000,
+        tv_nsec: nanoseconds % 1_000_000_000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(semaphore: *mut sem_t) -> c_int {
+        let mut value = -1;
+        // SAFETY: an open semaphore.
+        assert_eq!(unsafe { libc::sem_getvalue(semaphore, &raw mut value) }, 0);
+        value
+    }
+
+    #[test]
+    fn a_turn_that_was_never_given_back_is_repaired() {
+        let known = AtomicPtr::new(ptr::null_mut());
+        let name = std::ffi::CString::new(format!("/rspreload-test-{}", std::process::id())).unwrap();
+        let semaphore = open(&known, &name);
+        if semaphore.is_null() {
+            eprintln!("skipped: no named semaphores here");
+            return;
+        }
+        // SAFETY: a name.
+        unsafe { libc::sem_unlink(name.as_ptr()) };
+        assert_eq!(open(&known, &name), semaphore);
+        let killed = Turn::of(semaphore, 1000).unwrap();
+        assert_eq!(value(semaphore), 0);
+        core::mem::forget(killed);
+        assert!(Turn::of(semaphore, 0).is_none() && Turn::of(semaphore, 1).is_none());
+        drop(Turn { semaphore });
+        assert_eq!(value(semaphore), 1);
+        let (slow, impatient) = (Turn::of(semaphore, 1000).unwrap(), Turn { semaphore });
+        drop(impatient);
+        drop(slow);
+        assert_eq!(value(semaphore), 1);
+    }
+
+    #[test]
+    fn without_a_semaphore_nobody_waits() {
+        let known = AtomicPtr::new(ptr::null_mut());
+        let semaphore = open(&known, c"/not/a/name");
+        assert!(semaphore.is_null());
+        drop(Turn::of(semaphore, 1000).unwrap());
+    }
+}

@@ -1,0 +1,175 @@
+//! Memory from mmap(2). Not from malloc(3), which is not async-signal-safe, and serves no thread of
+//! a child of fork(2).
+
+use core::ops::{Deref, DerefMut};
+use core::ptr::{self, NonNull};
+use core::slice;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use libc::{ENOMEM, c_int, iovec, pollfd};
+
+use crate::errno;
+use crate::thread::with_cleanup;
+
+/// Types for which all zeros are a value, and that may be written whole from their first byte on.
+///
+/// # Safety
+/// All zeros must be a value of the type.
+pub unsafe trait Plain: Sized {
+    /// That value.
+    fn zero() -> Self {
+        // SAFETY: a value: guaranteed by the implementation.
+        unsafe { core::mem::zeroed() }
+    }
+}
+
+/// For integers, pointers, and structures of them.
+macro_rules! plain {
+    ($($type:ty),* $(,)?) => {$(
+        // SAFETY: integers and pointers, of which zeros are values.
+        unsafe impl $crate::memory::Plain for $type {}
+    )*};
+}
+pub(crate) use plain;
+
+plain! {
+    u8, c_int, u64, pollfd, iovec, AtomicI32, AtomicU32, AtomicU64, libc::timeval, libc::linger, libc::msghdr, libc::sockaddr_storage,
+    libc::sigset_t, libc::sigaction, libc::stat, rdmacm_private::Marks, rdmacm_private::Handover,
+}
+
+// SAFETY: as the elements.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
+/// Values in a mapping of their own, zeros at first. Pages that are never touched take no memory.
+pub struct Mapping<T> {
+    start: NonNull<T>,
+    count: usize,
+}
+
+impl<T: Plain> Mapping<T> {
+    /// `None` without memory.
+    pub fn new(count: usize) -> Option<Mapping<T>> {
+        Mapping::of_kind(count, libc::MAP_PRIVATE)
+    }
+
+    /// With MAP_SHARED for children of fork(2), too.
+    pub fn of_kind(count: usize, kind: c_int) -> Option<Mapping<T>> {
+        let size = count.checked_mul(size_of::<T>())?;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+        // SAFETY: a new mapping.
+        let start = unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) };
+        NonNull::new(start).filter(|_| start != libc::MAP_FAILED).map(|start| Mapping { start: start.cast(), count })
+    }
+
+    /// Keeps the memory for ever.
+    pub fn leak<'a>(self) -> &'a mut [T] {
+        let (mut start, count) = (NonNull::slice_from_raw_parts(self.start, self.count), self.count);
+        core::mem::forget(self);
+        debug_assert_eq!(start.len(), count);
+        // SAFETY: `count` values, to which there is no other reference.
+        unsafe { start.as_mut() }
+    }
+}
+
+impl<T> Deref for Mapping<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the mapping has so many values.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+}
+
+impl<T> DerefMut for Mapping<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: the mapping has so many values.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.count) }
+    }
+}
+
+impl<T> Drop for Mapping<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is used no more.
+        errno::keeping(|| unsafe { libc::munmap(self.start.as_ptr().cast(), self.count * size_of::<T>()) });
+    }
+}
+
+/// A value that is mapped when it is first needed, and never freed.
+pub struct Once<T>(AtomicPtr<T>);
+
+impl<T: Plain> Once<T> {
+    pub const fn new() -> Once<T> {
+        Once(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    #[inline(always)]
+    pub fn exists(&self) -> bool {
+        !self.0.load(Ordering::Relaxed).is_null()
+    }
+
+    pub fn get(&self) -> Option<&T> {
+        // SAFETY: a value that is never freed, and was complete before its address was stored.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// The value, after making it if there is none: of threads that do so at once one wins. `None`
+    /// without memory.
+    pub fn get_or_make(&self, kind: c_int, fill: impl FnOnce(&mut T)) -> Option<&T> {
+        if !self.exists() {
+            let mut new = Mapping::<T>::of_kind(1, kind)?;
+            new.iter_mut().next().map(fill);
+            let start = new.start.as_ptr();
+            if self.0.compare_exchange(ptr::null_mut(), start, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                new.leak();
+            }
+        }
+        self.get()
+    }
+}
+
+// A call's own copy of a list.
+
+const ON_STACK: usize = 48;
+
+/// Calls `call` with a slice of `len` zeros, on the stack if it is short: `ENOMEM`.
+pub fn with<T: Plain, R>(len: usize, call: impl FnOnce(&mut [T]) -> R) -> Result<R, c_int> {
+    let mut stack = <[T; ON_STACK]>::zero();
+    if let Some(stack) = stack.get_mut(..len) {
+        return Ok(call(stack));
+    }
+    let mut mapping = Some(Mapping::<T>::new(len).ok_or(ENOMEM)?);
+    let list: *mut [T] = mapping.as_deref_mut().unwrap_or_default();
+    // SAFETY: the mapping lives until `call` has returned, or the thread is cancelled in it.
+    let result = with_cleanup(|| drop(mapping.take()), || call(unsafe { &mut *list }));
+    Ok(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_and_long_lists_are_zeros() {
+        for len in [0, 1, ON_STACK, ON_STACK + 1, 100_000] {
+            let zeros = with::<u64, _>(len, |list| {
+                let zeros = list.iter().filter(|&&word| word == 0).count();
+                list.fill(1);
+                zeros
+            });
+            assert_eq!(zeros, Ok(len));
+        }
+        assert_eq!(with::<u64, _>(usize::MAX, |_| ()), Err(ENOMEM));
+        assert_eq!(with::<u64, _>(usize::MAX / 8, |_| ()), Err(ENOMEM));
+    }
+
+    #[test]
+    fn of_threads_that_make_a_value_one_wins() {
+        static VALUE: Once<u64> = Once::new();
+        assert!(!VALUE.exists() && VALUE.get().is_none());
+        std::thread::scope(|scope| {
+            let make = |number| VALUE.get_or_make(libc::MAP_PRIVATE, |value| *value = number).copied();
+            let threads: Vec<_> = (1..5).map(|number| scope.spawn(move || make(number))).collect();
+            assert!(threads.into_iter().all(|thread| thread.join().unwrap() == VALUE.get().copied()));
+        });
+    }
+}

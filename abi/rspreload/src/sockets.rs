@@ -1,0 +1,361 @@
+//! Addresses of IPv4 and IPv6, and calls on sockets with references in place of pointers: those of the
+//! kernel, and rsockets.
+
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::SeqCst;
+
+use libc::{
+    AF_INET, AF_INET6, epoll_event, nfds_t, pollfd, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
+};
+
+use crate::errno;
+use crate::memory::{Plain, plain};
+use crate::next_symbol::{self, rsocket_abi};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Name(SocketAddr);
+
+impl Name {
+    pub fn new(address: IpAddr, number: u16) -> Name {
+        Name(SocketAddr::new(address, number))
+    }
+
+    /// The address that a program passes to a call. `None` for other families than IPv4 and IPv6.
+    ///
+    /// # Safety
+    /// `addr` is null or has `len` bytes.
+    pub unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Option<Name> {
+        if addr.is_null() || (len as usize) < size_of::<sockaddr_in>() {
+            return None;
+        }
+        // SAFETY: `len` bytes are readable: guaranteed by the caller.
+        unsafe {
+            match c_int::from((&raw const (*addr).sa_family).read_unaligned()) {
+                AF_INET => {
+                    let four = addr.cast::<sockaddr_in>().read_unaligned();
+                    Some(Name::new(four.sin_addr.s_addr.to_ne_bytes().into(), u16::from_be(four.sin_port)))
+                }
+                AF_INET6 if len as usize >= size_of::<sockaddr_in6>() => {
+                    let six = addr.cast::<sockaddr_in6>().read_unaligned();
+                    let (address, number) = (Ipv6Addr::from(six.sin6_addr.s6_addr), u16::from_be(six.sin6_port));
+                    Some(Name(SocketAddrV6::new(address, number, six.sin6_flowinfo, six.sin6_scope_id).into()))
+                }
+                _ => None,
+            }
+        }
+    }
+
+    /// Makes a call that takes an address.
+    pub fn pass<T>(&self, call: impl FnOnce(*const sockaddr, socklen_t) -> T) -> T {
+        match self.0 {
+            SocketAddr::V4(four) => {
+                let raw = sockaddr_in {
+                    sin_family: AF_INET as libc::sa_family_t,
+                    sin_port: four.port().to_be(),
+                    sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(four.ip().octets()) },
+                    sin_zero: [0; 8],
+                };
+                call((&raw const raw).cast(), size_of::<sockaddr_in>() as socklen_t)
+            }
+            SocketAddr::V6(six) => {
+                let raw = sockaddr_in6 {
+                    sin6_family: AF_INET6 as libc::sa_family_t,
+                    sin6_port: six.port().to_be(),
+                    sin6_flowinfo: six.flowinfo(),
+                    sin6_addr: libc::in6_addr { s6_addr: six.ip().octets() },
+                    sin6_scope_id: six.scope_id(),
+                };
+                call((&raw const raw).cast(), size_of::<sockaddr_in6>() as socklen_t)
+            }
+        }
+    }
+
+    /// Makes a call that stores an address. `None` if it fails, or has none of IPv4 or IPv6.
+    /// Returns the address as RDMA devices have it.
+    pub fn take(call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<Name> {
+        let (mut storage, mut len) = (sockaddr_storage::zero(), size_of::<sockaddr_storage>() as socklen_t);
+        let result = call((&raw mut storage).cast(), &raw mut len);
+        // SAFETY: the storage has this length.
+        let name = unsafe { Name::read((&raw const storage).cast(), len) };
+        name.filter(|_| result == 0).map(|name| name.of_device())
+    }
+
+    /// Stores the address as getpeername(2) does.
+    ///
+    /// # Safety
+    /// As for getpeername(2).
+    pub unsafe fn write(&self, addr: *mut sockaddr, len: *mut socklen_t) {
+        // SAFETY: as for this function.
+        self.pass(|from, size| unsafe { store(from, size, addr, len) });
+    }
+
+    pub fn family(&self) -> c_int {
+        if self.0.is_ipv4() { AF_INET } else { AF_INET6 }
+    }
+
+    /// The IP address, as one of IPv4 if it is a mapped one.
+    pub fn address(&self) -> IpAddr {
+        self.0.ip().to_canonical()
+    }
+
+    /// The port.
+    pub fn number(&self) -> u16 {
+        self.0.port()
+    }
+
+    /// The interface of a link-local address, otherwise 0.
+    pub fn scope(&self) -> u32 {
+        if let SocketAddr::V6(six) = self.0 { six.scope_id() } else { 0 }
+    }
+
+    /// The address with another port.
+    pub fn with_number(&self, number: u16) -> Name {
+        let mut name = *self;
+        name.0.set_port(number);
+        name
+    }
+
+    /// The address as a socket of that family has it: an IPv6 socket maps those of IPv4.
+    pub fn in_family(&self, family: c_int) -> Name {
+        match self.address() {
+            IpAddr::V4(address) if family == AF_INET6 => Name::new(address.to_ipv6_mapped().into(), self.number()),
+            _ => *self,
+        }
+    }
+
+    /// The address as RDMA devices have it: one of IPv4 where an IPv6 socket maps it
+    /// (`::ffff:a.b.c.d`).
+    pub fn of_device(&self) -> Name {
+        match self.address() {
+            address @ IpAddr::V4(_) => Name::new(address, self.number()),
+            IpAddr::V6(_) => *self,
+        }
+    }
+
+    /// Whether the address and the port are those of another one.
+    pub fn is_at(&self, other: &Name) -> bool {
+        (self.address(), self.number()) == (other.address(), other.number())
+    }
+}
+
+/// Stores an address of `size` bytes as getpeername(2) does.
+///
+/// # Safety
+/// `from` has `size` bytes; for the rest as for getpeername(2).
+pub unsafe fn store(from: *const sockaddr, size: socklen_t, addr: *mut sockaddr, len: *mut socklen_t) {
+    // SAFETY: as for this function: `len` bytes at `addr` are writable.
+    unsafe {
+        core::ptr::copy_nonoverlapping(from.cast::<u8>(), addr.cast::<u8>(), len.read().min(size) as usize);
+        len.write(size);
+    }
+}
+
+/// A [`Name`], or none, in words.
+pub struct AtomicName([AtomicU64; 4]);
+
+plain! { AtomicName }
+
+impl AtomicName {
+    pub const fn new() -> AtomicName {
+        AtomicName([const { AtomicU64::new(0) }; 4])
+    }
+
+    pub fn store(&self, name: &Name) {
+        let (address, rest) = match name.0 {
+            SocketAddr::V4(four) => (four.ip().to_bits().into(), 0),
+            SocketAddr::V6(six) => (six.ip().to_bits(), u64::from(six.flowinfo()) << 32 | u64::from(six.scope_id())),
+        };
+        let kind = (name.family() as u64) << 16 | u64::from(name.number());
+        for (word, value) in self.0.iter().zip([kind, (address >> 64) as u64, address as u64, rest]) {
+            word.store(value, SeqCst);
+        }
+    }
+
+    pub fn load(&self) -> Option<Name> {
+        let [kind, high, low, rest] = self.0.each_ref().map(|word| word.load(SeqCst));
+        let (number, address) = (kind as u16, u128::from(high) << 64 | u128::from(low));
+        match (kind >> 16) as c_int {
+            AF_INET => Some(Name::new((low as u32).to_be_bytes().into(), number)),
+            AF_INET6 => Some(Name(SocketAddrV6::new(address.into(), number, (rest >> 32) as u32, rest as u32).into())),
+            _ => None,
+        }
+    }
+
+    /// Returns the name, and forgets it.
+    pub fn take(&self) -> Option<Name> {
+        let name = self.load();
+        self.0.iter().for_each(|word| word.store(0, SeqCst));
+        name
+    }
+}
+
+macro_rules! sockets {
+    ($(#[$doc:meta])* $module:ident: $from:ident, $accept:ident($($flags:expr)?), $bind:ident, $connect:ident, $fcntl:ident,
+        $getpeername:ident, $getsockname:ident, $getsockopt:ident, $poll:ident, $recv:ident, $send:ident,
+        $setsockopt:ident) => {
+        $(#[$doc])*
+        pub mod $module {
+            use super::*;
+
+            /// Accepts a connection.
+            pub fn accept(fd: c_int) -> c_int {
+                // SAFETY: no address is asked for.
+                unsafe { $from::$accept(fd, core::ptr::null_mut(), core::ptr::null_mut() $(, $flags)?) }
+            }
+
+            pub fn bind(fd: c_int, name: &Name) -> c_int {
+                // SAFETY: an address of this length.
+                name.pass(|addr, len| unsafe { $from::$bind(fd, addr, len) })
+            }
+
+            pub fn connect(fd: c_int, name: &Name) -> c_int {
+                // SAFETY: an address of this length.
+                name.pass(|addr, len| unsafe { $from::$connect(fd, addr, len) })
+            }
+
+            /// A command that takes an int or nothing.
+            pub fn fcntl(fd: c_int, cmd: c_int, value: c_int) -> c_int {
+                debug_assert!(matches!(
+                    cmd,
+                    libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC
+                ));
+                // SAFETY: no pointer.
+                unsafe { $from::$fcntl(fd, cmd, value as usize) }
+            }
+
+            /// The peer's address.
+            pub fn peer(fd: c_int) -> Option<Name> {
+                // SAFETY: room for an address of this length.
+                Name::take(|addr, len| unsafe { $from::$getpeername(fd, addr, len) })
+            }
+
+            /// The local address.
+            pub fn own(fd: c_int) -> Option<Name> {
+                // SAFETY: room for an address of this length.
+                Name::take(|addr, len| unsafe { $from::$getsockname(fd, addr, len) })
+            }
+
+            /// The value and the length of an option.
+            pub fn get<T: Plain>(fd: c_int, (level, name): (c_int, c_int)) -> Option<(T, usize)> {
+                let (mut value, mut len) = (T::zero(), size_of::<T>() as socklen_t);
+                // SAFETY: room for a value of this length.
+                let result = unsafe { $from::$getsockopt(fd, level, name, (&raw mut value).cast(), &raw mut len) };
+                (result == 0).then_some((value, len as usize))
+            }
+
+            /// Sets an option. Returns the errno of a failure.
+            pub fn set<T: Plain>(fd: c_int, option: (c_int, c_int), value: &T) -> Result<(), c_int> {
+                set_bytes(fd, option, value, size_of::<T>())
+            }
+
+            /// Sets an option to the first bytes of a value.
+            pub fn set_bytes<T: Plain>(
+                fd: c_int, (level, name): (c_int, c_int), value: &T, len: usize
+            ) -> Result<(), c_int> {
+                let (start, len) = ((&raw const *value).cast(), len.min(size_of::<T>()) as socklen_t);
+                errno::keeping(|| {
+                    // SAFETY: a value of at least this length.
+                    let result = unsafe { $from::$setsockopt(fd, level, name, start, len) };
+                    if result == 0 { Ok(()) } else { Err(errno::get()) }
+                })
+            }
+
+            pub fn poll(list: &mut [pollfd], timeout: c_int) -> c_int {
+                // SAFETY: structures of this number.
+                unsafe { $from::$poll(list.as_mut_ptr(), list.len() as nfds_t, timeout) }
+            }
+
+            pub fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> isize {
+                // SAFETY: a buffer of this length.
+                unsafe { $from::$recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags) }
+            }
+
+            pub fn send(fd: c_int, bytes: &[u8], flags: c_int) -> isize {
+                // SAFETY: bytes of this length.
+                unsafe { $from::$send(fd, bytes.as_ptr().cast(), bytes.len(), flags) }
+            }
+        }
+    };
+}
+
+sockets! {
+    /// Sockets of the kernel.
+    kernel: next_symbol, accept4(libc::SOCK_CLOEXEC), bind, connect, fcntl, getpeername, getsockname, getsockopt, poll, recv, send, setsockopt
+}
+
+sockets! {
+    /// Rsockets.
+    rdma: rsocket_abi, raccept(), rbind, rconnect, rfcntl, rgetpeername, rgetsockname, rgetsockopt, rpoll, rrecv, rsend, rsetsockopt
+}
+
+/// epoll_ctl(2) of an instance of the kernel's.
+pub fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> c_int {
+    let event = event.as_ref().map_or(core::ptr::null(), core::ptr::from_ref).cast_mut();
+    // SAFETY: null or an event, which the kernel only reads.
+    unsafe { next_symbol::epoll_ctl(epfd, op, fd, event) }
+}
+
+/// epoll_wait(2) of an instance of the kernel's. Returns the events.
+pub fn epoll_wait(epfd: c_int, events: &mut [epoll_event], timeout: c_int) -> &[epoll_event] {
+    // SAFETY: room for so many events.
+    let count = unsafe { next_symbol::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, timeout) };
+    events.get(..usize::try_from(count).unwrap_or(0)).unwrap_or_default()
+}
+
+/// Opens a file, with close-on-exec. Nothing is created.
+pub fn open(path: &core::ffi::CStr, flags: c_int) -> c_int {
+    // SAFETY: a string; no mode is needed where nothing is created.
+    unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) }
+}
+
+/// Reads from a file. Returns the number of bytes, or -1.
+pub fn read(fd: c_int, bytes: &mut [u8]) -> isize {
+    // SAFETY: a buffer of this length.
+    unsafe { next_symbol::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) }
+}
+
+/// Writes to a file. Returns the number of bytes, or -1.
+pub fn write(fd: c_int, bytes: &[u8]) -> isize {
+    // SAFETY: bytes of this length.
+    unsafe { next_symbol::write(fd, bytes.as_ptr().cast(), bytes.len()) }
+}
+
+pub fn sleep_ms(milliseconds: c_int) {
+    // SAFETY: no descriptors.
+    errno::keeping(|| unsafe { libc::poll(core::ptr::null_mut(), 0, milliseconds) });
+}
+
+#[cfg(test)]
+mod tests_of_name {
+    use super::*;
+
+    #[test]
+    fn mapped_addresses_are_of_ipv4() {
+        let mapped = Name::new("::ffff:10.1.2.3".parse().unwrap(), 7471);
+        let four = mapped.of_device();
+        assert_eq!((four.family(), four.number(), four), (AF_INET, 7471, Name::new("10.1.2.3".parse().unwrap(), 7471)));
+        assert_eq!((four.in_family(AF_INET6), four.in_family(AF_INET)), (mapped, four));
+        let six = Name::new("fe80::ffff:10.1.2.3".parse().unwrap(), 7471);
+        assert_eq!((six.of_device(), six.in_family(AF_INET6)), (six, six));
+    }
+
+    #[test]
+    fn names_survive_calls_and_words() {
+        let scoped = Name(SocketAddrV6::new("fe80::1".parse().unwrap(), 80, 7, 3).into());
+        for name in [scoped, Name::new("10.1.2.3".parse().unwrap(), 7471)] {
+            // SAFETY: an address of this length.
+            assert_eq!(name.pass(|addr, len| unsafe { Name::read(addr, len) }), Some(name));
+            // SAFETY: an address of less than this length.
+            assert_eq!(name.pass(|addr, len| unsafe { Name::read(addr, len - 1) }), None);
+            let (mut storage, mut len) = (sockaddr_storage::zero(), 4);
+            // SAFETY: room for more than this length.
+            unsafe { name.write((&raw mut storage).cast(), &raw mut len) };
+            assert!(c_int::from(storage.ss_family) == name.family() && len > 4);
+            let words = AtomicName::new();
+            words.store(&name);
+            assert_eq!((words.load(), words.take(), words.load()), (Some(name), Some(name), None));
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Configuration files.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::Path;
+
+use rdmacm_private::{auto_config, preload_rules};
+
+use crate::codes::{Check, Warning};
+use crate::devices::entries;
+use crate::report::Report;
+
+const RSOCKET: &str = "/etc/rdma/rsocket";
+/// The files in that directory (rsocket(7)).
+const FILES: [&str; 11] = [
+    "mem_default",
+    "wmem_default",
+    "sqsize_default",
+    "rqsize_default",
+    "inline_default",
+    "iomap_size",
+    "polling_time",
+    "dgram_any_address",
+    "dgram_path_lifetime",
+    "wake_up_interval",
+    "grow_limit",
+];
+
+/// The files of librspreload(7).
+const PRELOAD_CONFIG: &str = "preload_config";
+const AUTO_CONFIG: &str = "auto_config";
+
+pub fn check(report: &mut Report) {
+    rsocket(report);
+    environment(report);
+}
+
+fn rsocket(report: &mut Report) {
+    if !Path::new(RSOCKET).is_dir() {
+        return report
+            .ok(Check::Configuration, format!("{RSOCKET} does not exist: rsockets use their built-in defaults"));
+    }
+    let mut valid = true;
+    for name in entries(RSOCKET) {
+        let path = format!("{RSOCKET}/{name}");
+        match fs::read_to_string(&path) {
+            Ok(text) if name == PRELOAD_CONFIG => {
+                valid &= ignored(report, &path, preload_rules::problems(text.as_bytes()));
+            }
+            Ok(text) if name == AUTO_CONFIG => {
+                valid &= ignored(report, &path, auto_config::Config(text.as_bytes()).problems());
+            }
+            _ if !FILES.contains(&name.as_str()) && ![PRELOAD_CONFIG, AUTO_CONFIG].contains(&name.as_str()) => {
+                valid = false;
+                report.warning(
+                    Warning::ConfigurationUnknownSetting,
+                    format!("{path} is no setting of rsockets"),
+                    "see rsocket(7) for the names",
+                );
+            }
+            Ok(text) if text.split_whitespace().next().is_some_and(|word| word.parse::<u32>().is_ok()) => {}
+            Ok(_) => {
+                valid = false;
+                report.warning(
+                    Warning::ConfigurationNotANumber,
+                    format!("{path} does not begin with a number: it is ignored"),
+                    "see rsocket(7)",
+                );
+            }
+            Err(error) => {
+                valid = false;
+                report.warning(
+                    Warning::ConfigurationUnreadable,
+                    format!("{path} cannot be read: {error}"),
+                    "make it readable for everybody",
+                );
+            }
+        }
+    }
+    if valid {
+        report.ok(Check::Configuration, format!("the files of {RSOCKET} are correct"));
+    }
+}
+
+/// Reports the lines of a file that have no effect. Returns whether there are none.
+fn ignored<P: Display>(report: &mut Report, path: &str, problems: impl Iterator<Item = (usize, P)>) -> bool {
+    let mut valid = true;
+    for (number, problem) in problems {
+        valid = false;
+        report.warning(
+            Warning::ConfigurationIgnoredLine,
+            format!("{path}, line {number}: {problem}: it is ignored"),
+            "see librspreload(7)",
+        );
+    }
+    valid
+}
+
+/// Reports variables that affect programs started from this environment.
+fn environment(report: &mut Report) {
+    for (name, meaning) in [
+        ("LD_LIBRARY_PATH", "the loader searches these directories first"),
+        ("LD_PRELOAD", "programs load this library, too"),
+        ("RDMACM_LOG", "the library logs failures"),
+    ] {
+        if let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) {
+            report.ok(Check::Environment, format!("{name}={}: {meaning}", value.to_string_lossy()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_librspreload_are_checked() {
+        let mut report = Report::default();
+        let mut automatic =
+            |text: &str| ignored(&mut report, "auto_config", auto_config::Config(text.as_bytes()).problems());
+        assert!(automatic("# nothing\ntcp ssh *\n"));
+        assert!(!automatic("mode auto\nmode fast\n"));
+        let mut rules = |text: &str| ignored(&mut report, "preload_config", preload_rules::problems(text.as_bytes()));
+        assert!(rules("nc INET STREAM *\n"));
+        assert!(!rules("nc INET STREM *\n"));
+    }
+
+    /// rsocket(7) lists the files as `.It Pa NAME`.
+    #[test]
+    fn files_are_those_of_the_manual_page() {
+        let page = include_str!("../../../docs/man/rsocket.7");
+        for name in FILES {
+            assert!(page.contains(&format!(".It Pa {name}")), "{name} is not in rsocket(7)");
+        }
+        let listed = page.lines().filter_map(|line| line.strip_prefix(".It Pa "));
+        for name in listed.filter(|name| name.ends_with("_default") || name.ends_with("_limit")) {
+            assert!(FILES.contains(&name), "{name}");
+        }
+    }
+}

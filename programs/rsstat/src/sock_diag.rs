@@ -1,0 +1,254 @@
+//! What the kernel knows of its TCP connections (sock_diag(7)): bytes of both directions and sizes
+//! of buffers. It answers for the network namespace of the process that asks.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use libc::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_OVERRUN};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
+use rdmacm_private::netlink::{self, Attributes, MESSAGE_HEADER, Messages};
+
+use crate::socket::{double, word};
+
+/// linux/sock_diag.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// Attributes of a socket (linux/inet_diag.h).
+const INET_DIAG_INFO: u16 = 2;
+const INET_DIAG_SKMEMINFO: u16 = 7;
+/// Sizes of `inet_diag_req_v2` and of `inet_diag_msg`.
+const REQUEST: usize = 56;
+const ANSWER: usize = 72;
+/// Offset of the inode in `inet_diag_msg`.
+const INODE: usize = 68;
+
+/// States of a connection (linux/tcp_states.h).
+const ESTABLISHED: u8 = 1;
+const FIN_WAIT1: u8 = 4;
+const FIN_WAIT2: u8 = 5;
+const CLOSED: u8 = 7;
+const CLOSE_WAIT: u8 = 8;
+const LAST_ACK: u8 = 9;
+const CLOSING: u8 = 11;
+const CONNECTIONS: [u8; 6] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING];
+
+/// Numbers of a TCP connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bytes that the program has sent, and bytes that have arrived.
+    pub bytes: Option<(u64, u64)>,
+    /// Sizes of the send and of the receive buffer.
+    pub buffers: Option<(u32, u32)>,
+}
+
+/// The connections of this program's network namespace, which are queried once.
+#[derive(Default)]
+pub struct Namespace {
+    connections: Option<HashMap<u64, Counters>>,
+}
+
+impl Namespace {
+    /// Returns the numbers of a process's connection. None for a process of another network
+    /// namespace, whose inodes the kernel does not know here.
+    pub fn counters(&mut self, process: &Path, inode: u64) -> Option<Counters> {
+        let namespace = |folder: &Path| -> Option<PathBuf> { fs::read_link(folder.join("ns/net")).ok() };
+        if namespace(process)? != namespace(Path::new("/proc/self"))? {
+            return None;
+        }
+        self.connections.get_or_insert_with(connections).get(&inode).copied()
+    }
+}
+
+/// Queries all connections, by inode. None from a kernel that has no sock_diag(7).
+fn connections() -> HashMap<u64, Counters> {
+    let mut found = HashMap::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        // What came before a failure is listed.
+        let _ = query(family as u8, &mut found);
+    }
+    found
+}
+
+fn query(family: u8, found: &mut HashMap<u64, Counters>) -> nix::Result<()> {
+    let protocol = SockProtocol::NetlinkSockDiag;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
+    send(socket.as_raw_fd(), &request(family), MsgFlags::empty())?;
+    let mut answer = vec![0; 64 << 10];
+    loop {
+        match recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()) {
+            Ok(len) if is_last(answer.get(..len).unwrap_or_default(), found) => return Ok(()),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Asks for all connections of a family, with both attributes.
+fn request(family: u8) -> [u8; MESSAGE_HEADER + REQUEST] {
+    let mut request = [0; MESSAGE_HEADER + REQUEST];
+    netlink::write_header(&mut request, SOCK_DIAG_BY_FAMILY, (NLM_F_REQUEST | NLM_F_DUMP) as u16, 0, 0);
+    let states = CONNECTIONS.iter().fold(0_u32, |states, state| states | 1 << state);
+    let attributes = 1 << (INET_DIAG_INFO - 1) | 1 << (INET_DIAG_SKMEMINFO - 1);
+    let body = &mut request[MESSAGE_HEADER..];
+    body[..3].copy_from_slice(&[family, libc::IPPROTO_TCP as u8, attributes]);
+    body[4..8].copy_from_slice(&states.to_ne_bytes());
+    request
+}
+
+/// Adds the connections of a datagram. Returns whether it was the last one of the answer, or is not
+/// valid.
+fn is_last(datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
+    let mut messages = Messages::new(datagram);
+    for message in &mut messages {
+        match i32::from(message.kind) {
+            NLMSG_DONE | NLMSG_ERROR | NLMSG_OVERRUN => return true,
+            kind if kind == i32::from(SOCK_DIAG_BY_FAMILY) => found.extend(connection(message.payload)),
+            _ => {}
+        }
+    }
+    datagram.is_empty() || !messages.rest().is_empty()
+}
+
+/// Parses a connection: its inode and its numbers. Returns `None` for one that is too short, or
+/// belongs to no descriptor.
+fn connection(message: &[u8]) -> Option<(u64, Counters)> {
+    let inode = word(message, INODE)?;
+    let mut counters = Counters::default();
+    for attribute in Attributes::new(message.get(ANSWER..)?) {
+        match attribute.ok()? {
+            (INET_DIAG_INFO, value) => counters.bytes = bytes(value),
+            (INET_DIAG_SKMEMINFO, value) => counters.buffers = buffers(value),
+            _ => {}
+        }
+    }
+    (inode != 0).then_some((inode.into(), counters))
+}
+
+/// Reads the bytes of both directions from `tcp_info`, whose layout only grows. Returns `None` for
+/// that of a kernel before 4.19.
+fn bytes(info: &[u8]) -> Option<(u64, u64)> {
+    let (received, not_sent) = (double(info, 128)?, word(info, 144)?);
+    let (sent, sent_again) = (double(info, 200)?, double(info, 208)?);
+    // The kernel counts the peer's FIN as a byte.
+    let end = matches!(info.first()?, &(CLOSED | CLOSE_WAIT | LAST_ACK | CLOSING));
+    Some((sent.saturating_sub(sent_again) + u64::from(not_sent), received.saturating_sub(end.into())))
+}
+
+/// Reads the sizes of the send and of the receive buffer (SK_MEMINFO_SNDBUF, SK_MEMINFO_RCVBUF).
+fn buffers(memory: &[u8]) -> Option<(u32, u32)> {
+    Some((word(memory, 12)?, word(memory, 4)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn info(state: u8) -> Vec<u8> {
+        let mut info = vec![0; 232];
+        info[0] = state;
+        for (offset, value) in [(128, 70_u64), (200, 110), (208, 20)] {
+            info[offset..offset + 8].copy_from_slice(&value.to_ne_bytes());
+        }
+        info[144..148].copy_from_slice(&10_u32.to_ne_bytes());
+        info
+    }
+
+    /// A message with both attributes and one that is not known.
+    fn message(state: u8) -> Vec<u8> {
+        let memory: Vec<u8> = [1_u32, 131_072, 3, 46_080, 5].iter().flat_map(|number| number.to_ne_bytes()).collect();
+        let mut message = vec![0; MESSAGE_HEADER + ANSWER];
+        message[MESSAGE_HEADER + INODE..].copy_from_slice(&17_u32.to_ne_bytes());
+        netlink::push_attribute(&mut message, INET_DIAG_SKMEMINFO, &memory);
+        netlink::push_attribute(&mut message, 8, &[0; 4]);
+        netlink::push_attribute(&mut message, INET_DIAG_INFO, &info(state));
+        finish(message, SOCK_DIAG_BY_FAMILY)
+    }
+
+    fn finish(mut message: Vec<u8>, kind: u16) -> Vec<u8> {
+        netlink::write_header(&mut message, kind, 0, 0, 0);
+        message
+    }
+
+    fn read(datagram: &[u8]) -> (bool, Option<Counters>) {
+        let mut found = HashMap::new();
+        let last = is_last(datagram, &mut found);
+        assert!(found.keys().all(|&inode| inode == 17), "{found:?}");
+        (last, found.get(&17).copied())
+    }
+
+    #[test]
+    fn a_connection_is_read() {
+        let counters = Counters { bytes: Some((100, 70)), buffers: Some((46_080, 131_072)) };
+        assert_eq!(read(&message(ESTABLISHED)), (false, Some(counters)));
+        // The peer's FIN is no byte.
+        assert_eq!(read(&message(CLOSE_WAIT)).1.unwrap().bytes, Some((100, 69)));
+        let done = finish(vec![0; MESSAGE_HEADER + 4], NLMSG_DONE as u16);
+        assert_eq!(read(&[message(ESTABLISHED), done.clone()].concat()), (true, Some(counters)));
+        assert_eq!(read(&done), (true, None));
+    }
+
+    #[test]
+    fn truncated_messages_are_refused() {
+        let whole = message(ESTABLISHED);
+        for len in 0..whole.len() {
+            assert_eq!(read(&whole[..len]), (true, None), "{len} bytes");
+        }
+        // The message says that it is shorter.
+        for len in MESSAGE_HEADER..whole.len() {
+            let (last, found) = read(&finish(whole[..len].to_vec(), SOCK_DIAG_BY_FAMILY));
+            assert!(!last && found.is_none_or(|found| found.bytes.is_none()), "{len} bytes: {found:?}");
+        }
+    }
+
+    #[test]
+    fn attributes_of_older_kernels_are_left_out() {
+        let whole = info(ESTABLISHED);
+        assert_eq!(bytes(&whole[..216]), Some((100, 70)));
+        for len in 0..216 {
+            assert_eq!(bytes(&whole[..len]), None, "{len} bytes");
+        }
+        assert_eq!(buffers(&[0; 15]), None);
+    }
+
+    #[test]
+    fn sockets_without_a_descriptor_are_left_out() {
+        let mut message = message(ESTABLISHED);
+        message[MESSAGE_HEADER + INODE..MESSAGE_HEADER + INODE + 4].fill(0);
+        assert_eq!(read(&message), (false, None));
+    }
+
+    #[test]
+    fn the_request_is_that_of_the_kernels_header() {
+        let request = request(libc::AF_INET6 as u8);
+        assert_eq!(request[..8], [72_u32.to_ne_bytes(), [20, 0, 1, 3]].concat());
+        assert_eq!(request[16..24], [&[10, 6, 0x42, 0][..], &0xb32_u32.to_ne_bytes()].concat());
+    }
+
+    #[test]
+    fn a_connection_of_this_process() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut server = listener.accept().unwrap().0;
+        client.write_all(b"12345").unwrap();
+        server.read_exact(&mut [0; 5]).unwrap();
+        let inode = |stream: &TcpStream| {
+            let link = fs::read_link(format!("/proc/self/fd/{}", stream.as_fd().as_raw_fd())).unwrap();
+            crate::tcp::inode(&link).unwrap()
+        };
+        let mut namespace = Namespace::default();
+        let Some(sent) = namespace.counters(Path::new("/proc/self"), inode(&client)) else {
+            eprintln!("skipped: this kernel has no sock_diag(7)");
+            return;
+        };
+        let received = namespace.counters(Path::new("/proc/self"), inode(&server)).unwrap();
+        assert_eq!((sent.bytes, received.bytes), (Some((5, 0)), Some((0, 5))));
+        assert!(sent.buffers.is_some_and(|(send, receive)| send > 0 && receive > 0), "{sent:?}");
+        assert_eq!(namespace.counters(Path::new("/proc/nobody"), inode(&client)), None);
+    }
+}
