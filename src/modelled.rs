@@ -23,7 +23,6 @@ mod sys {
 mod rsocket {
     use crate::models::config;
     pub mod poll;
-    mod poll_events;
     mod small_list;
     mod spinning;
     pub mod stream {

@@ -53,8 +53,7 @@ fn poll_and_take_twice(stream: &Shared) {
 /// An edge-triggered epoll on the channel, and its program, which receives and sends until it would
 /// block, until it has had two units of data and two of space.
 fn watch_for_edges(stream: &Shared) {
-    let mut channel = -1;
-    stream.descriptors(&mut |fd| channel = fd);
+    let channel = stream.descriptors().unwrap().as_slice()[0];
     stream.want_space();
     let (mut data, mut space) = (0, 0);
     loop {

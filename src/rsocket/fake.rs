@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, pollfd};
 
-use super::pollable::{Lookup, Notice, Pollable, Watchers};
+use super::pollable::{Descriptors, Lookup, Notice, Pollable, Watchers};
+use crate::errno::Result;
 use crate::sys::event::{EventFd, poll};
 
 #[derive(Clone, Copy)]
@@ -206,11 +207,12 @@ impl Pollable for Fake {
         }
     }
 
-    fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
-        let state = self.state();
+    fn descriptors(&self) -> Result<Descriptors> {
+        let (state, mut all) = (self.state(), Descriptors::new());
         if state.connected && !state.has_leader {
-            add(self.channel());
+            all.push(self.channel())?;
         }
+        Ok(all)
     }
 
     fn edges(&self) -> u64 {

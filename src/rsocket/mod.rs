@@ -12,7 +12,6 @@ mod flow;
 pub mod forks;
 mod growth_budget;
 pub mod poll;
-mod poll_events;
 mod poll_waiter;
 pub mod pollable;
 mod reactor;

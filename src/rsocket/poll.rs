@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 use libc::{POLLIN, pollfd};
 
 use super::config::defaults;
-use super::poll_events::{reported, wanted};
 use super::poll_waiter::Waiting;
-use super::pollable::{Lookup, Pollable, Watcher};
+use super::pollable::{Lookup, Pollable, Watcher, reported, wanted};
 use super::small_list::SmallList;
 use super::spinning::Spinning;
 use crate::errno::{Errno, Result};
@@ -297,17 +296,14 @@ impl Set {
     }
 
     fn add_rsockets(&mut self, call: &Call<'_>) -> Result<()> {
-        let mut result = Ok(());
         for (index, member) in call.members.iter().enumerate() {
             if let Some(rsocket) = &member.rsocket {
-                rsocket.descriptors(&mut |fd| {
-                    if result.is_ok() {
-                        result = self.add(fd, POLLIN, index);
-                    }
-                });
+                for &fd in rsocket.descriptors()?.as_slice() {
+                    self.add(fd, POLLIN, index)?;
+                }
             }
         }
-        result
+        Ok(())
     }
 
     fn add_others(&mut self, call: &Call<'_>) -> Result<()> {

@@ -1,5 +1,5 @@
-//! The interface between an rsocket and rpoll, rselect and repoll, and the notification of its
-//! watchers.
+//! The interface between an rsocket and rpoll, rselect and repoll: the bits, which poll(2) and
+//! epoll(7) share, and the notification of its watchers.
 //!
 //! Most changes arrive as completions, which make a completion channel readable. All other changes
 //! (CM events, the end of a connect, a local shutdown, a close, an event that another thread read
@@ -9,12 +9,46 @@ use std::ffi::{c_int, c_short};
 use std::mem;
 use std::sync::Arc;
 
+use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+
+use super::small_list::SmallList;
 use crate::errno::{Errno, Result};
 use crate::sys::event::Deadline;
 use crate::sys::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };
+
+/// The bits for readable data. poll(2) has two names for the event.
+pub const IN: c_short = POLLIN | POLLRDNORM;
+/// The bits for space to send. See [`IN`].
+pub const OUT: c_short = POLLOUT | POLLWRNORM;
+
+/// Returns the bits to ask a [`Pollable`] for when a program requests
+/// `events`: POLLIN, POLLOUT and POLLRDHUP. Rsockets have neither urgent data nor priority bands.
+#[inline]
+pub fn wanted(events: c_short) -> c_short {
+    // POLLRDNORM and POLLWRNORM become POLLIN and POLLOUT: rpoll comes here for each descriptor.
+    const SHIFT: u32 = POLLRDNORM.trailing_zeros() - POLLIN.trailing_zeros();
+    const { assert!(POLLIN << SHIFT == POLLRDNORM && POLLOUT << SHIFT == POLLWRNORM) };
+    (events | events >> SHIFT) & (POLLIN | POLLOUT) | events & (POLLRDHUP | base::private::FORWARDER_EVENT)
+}
+
+/// Returns the revents of an rsocket with the bits `ready` for a program that requested `events`. A
+/// closed rsocket has POLLNVAL only.
+pub fn reported(ready: c_short, events: c_short) -> c_short {
+    if ready & POLLNVAL != 0 {
+        return POLLNVAL;
+    }
+    let mut reported = ready & (POLLERR | POLLHUP | (events & POLLRDHUP));
+    if ready & POLLIN != 0 {
+        reported |= events & IN;
+    }
+    if ready & POLLOUT != 0 {
+        reported |= events & OUT;
+    }
+    reported
+}
 
 /// An rsocket that can be polled.
 ///
@@ -53,10 +87,10 @@ pub trait Pollable: Send + Sync {
     /// Later changes make a descriptor readable only after the next arm().
     fn take_event(&self);
 
-    /// Adds the descriptors to wait for. There are none before the connection exists, and none
+    /// Returns the descriptors to wait for. There are none before the connection exists, and none
     /// while a blocking call of the rsocket reads their events. The watchers are notified before
     /// the set of descriptors changes.
-    fn descriptors(&self, add: &mut dyn FnMut(c_int));
+    fn descriptors(&self) -> Result<Descriptors>;
 
     /// Returns the number of edges in the sense of EPOLLET: data arrived, space became available
     /// after there was none, EOF, error, connected, a connection is waiting. An edge is counted at
@@ -66,6 +100,9 @@ pub trait Pollable: Send + Sync {
     /// Returns the watchers of the rsocket.
     fn watchers(&self) -> &Watchers;
 }
+
+/// The descriptors of one rsocket.
+pub type Descriptors = SmallList<c_int, 2>;
 
 /// Finds the rsocket of a descriptor.
 pub trait Lookup {
@@ -198,6 +235,7 @@ fn is_same(a: &Arc<dyn Watcher>, b: &Arc<dyn Watcher>) -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use libc::{EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM, POLLPRI, POLLRDBAND};
 
     #[derive(Default)]
     struct Counter {
@@ -269,5 +307,46 @@ mod tests {
         assert_eq!(watchers.add(watch.clone()), Err(Errno::EBADF));
         watchers.remove(&watch);
         assert_eq!(Arc::strong_count(&counter), 2);
+    }
+
+    #[test]
+    fn both_names_of_a_bit_are_reported() {
+        assert_eq!(wanted(POLLRDNORM | POLLWRNORM), POLLIN | POLLOUT);
+        assert_eq!(wanted(base::private::FORWARDER_EVENT), base::private::FORWARDER_EVENT);
+        assert_eq!(reported(POLLIN, base::private::FORWARDER_EVENT | POLLIN), POLLIN);
+        assert_eq!(reported(POLLIN | POLLOUT, POLLRDNORM | POLLOUT), POLLRDNORM | POLLOUT);
+        assert_eq!(reported(POLLIN, POLLIN | POLLRDNORM), POLLIN | POLLRDNORM);
+        assert_eq!(wanted(POLLPRI | POLLRDBAND), 0);
+    }
+
+    #[test]
+    fn only_requested_bits_and_errors_are_reported() {
+        let all = POLLIN | POLLOUT | POLLRDHUP | POLLERR | POLLHUP;
+        assert_eq!(reported(all, 0), POLLERR | POLLHUP);
+        assert_eq!(reported(all, POLLPRI), POLLERR | POLLHUP);
+    }
+
+    #[test]
+    fn no_bit_is_reported_that_is_not_asked_for() {
+        let always = POLLERR | POLLHUP | POLLNVAL;
+        for events in 0..0x4000 {
+            for ready in [POLLIN, POLLOUT, POLLRDHUP, POLLERR, POLLHUP, POLLIN | POLLOUT | POLLRDHUP] {
+                let revents = reported(ready, events);
+                assert_eq!(revents & !(events | always), 0, "ready {ready:#x}, asked {events:#x}");
+                let is_asked = wanted(events) & ready != 0 || ready & always != 0;
+                assert_eq!(revents != 0, is_asked, "ready {ready:#x}, asked {events:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_closed_rsocket_reports_pollnval_only() {
+        assert_eq!(reported(POLLNVAL | POLLIN | POLLHUP, POLLIN), POLLNVAL);
+    }
+
+    #[test]
+    fn epoll_has_the_same_values() {
+        let poll = [POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM];
+        assert_eq!(poll.map(i32::from), [EPOLLIN, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM]);
     }
 }

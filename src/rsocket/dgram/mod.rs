@@ -12,8 +12,6 @@ mod peers;
 mod port;
 mod ports;
 mod receive;
-mod refusals;
-mod search;
 mod send;
 mod sockopt;
 mod udp;
@@ -30,8 +28,7 @@ use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::config::defaults;
 use super::enter::enter;
-use super::poll_events::{IN, OUT};
-use super::pollable::{Notice, Pollable, Watchers};
+use super::pollable::{Descriptors, IN, Notice, OUT, Pollable, Watchers};
 use super::reactor::{self, Key, LOCK_TIMEOUT, Role, Service};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
@@ -41,10 +38,9 @@ use crate::sys::owner::Owner;
 use crate::sys::sockaddr::{SockAddr, canonical_inet, to_sockaddr};
 use peers::Peers;
 use port::{Path, Port};
+use ports::{Refusals, Search};
 use receive::Datagram;
 pub use receive::ReceivedMessage;
-use refusals::Refusals;
-use search::Search;
 use sockopt::Options;
 use udp::{Probe, Udp};
 
@@ -119,7 +115,7 @@ impl Dgram {
                 udp_full: false,
                 options: Options::new(),
                 peers: Peers::new(lifetime()),
-                refusals: Refusals::new(),
+                refusals: Refusals::default(),
                 searches: Vec::new(),
                 ports: Vec::new(),
                 replaced_fds: Vec::new(),
@@ -325,10 +321,12 @@ impl Pollable for Dgram {
         }
     }
 
-    fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
+    fn descriptors(&self) -> Result<Descriptors> {
+        let mut all = Descriptors::new();
         if let Ok(state) = self.enter() {
-            state.ports.iter().filter(|port| !port.broken).flat_map(Port::fds).for_each(add);
+            state.ports.iter().filter(|port| !port.broken).flat_map(Port::fds).try_for_each(|fd| all.push(fd))?;
         }
+        Ok(all)
     }
 
     fn edges(&self) -> u64 {

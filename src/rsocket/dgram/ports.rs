@@ -1,18 +1,71 @@
-//! The ports of a socket. A port is created for the first datagram from its address, and removed
-//! when its QP fails or its device is removed.
+//! The ports of a socket, and searches for the paths that start at them.
+//!
+//! A port is created for the first datagram from its address, and removed when its QP fails or its
+//! device is removed. A search has a connection manager id. The reactor's worker handles its events,
+//! because resolving may wait for ibacm, and address handles are commands.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::port::Port;
+use super::port::{Port, bound_id};
 use super::udp::{Probe, is_same_host};
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
-use crate::ffi::rdma_cm_event_type::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
+use crate::ffi::rdma_cm_event_type::*;
+use crate::rsocket::cm_id::CmId;
 use crate::rsocket::pollable::Notice;
 use crate::rsocket::reactor::{self, Key, Role};
+use crate::sys::alloc::try_arc;
+use crate::sys::sockaddr::{to_sockaddr, with_port};
+use crate::sys::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_TOS};
+
+/// Maximum number of concurrent searches. Further peers are reached over UDP until the next
+/// datagram.
+const MAX_SEARCHES: usize = 32;
+/// Time-out of each of the two steps, in milliseconds.
+const RESOLVE_TIMEOUT_MS: i32 = 2000;
+/// Maximum number of refused addresses. The oldest one is replaced.
+const MAX_REFUSALS: usize = 16;
+/// Time without further attempts to create a port for packets from anyone.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+
+/// A search in progress.
+#[derive(Debug)]
+pub(super) struct Search {
+    pub key: Key,
+    pub id: CmId,
+    peer: SocketAddr,
+    /// IP address of the peer's QP.
+    address: IpAddr,
+    /// The port that the path starts at.
+    port: Key,
+}
+
+/// Local addresses for which no port could be created recently, so that packets do not cause
+/// further attempts.
+#[derive(Debug, Default)]
+pub(super) struct Refusals([Option<(IpAddr, Instant)>; MAX_REFUSALS]);
+
+impl Refusals {
+    /// Returns whether creating a port for `address` failed less than [`RETRY_DELAY`] ago.
+    fn is_refused(&self, address: IpAddr, now: Instant) -> bool {
+        let recent = |since: Instant| now.saturating_duration_since(since) < RETRY_DELAY;
+        self.0.iter().flatten().any(|&(other, since)| other == address && recent(since))
+    }
+
+    /// A port for `address` was created, or could not be created if `failed` is set.
+    fn note(&mut self, address: IpAddr, failed: bool, now: Instant) {
+        let is_known = |entry: &Option<(IpAddr, Instant)>| entry.is_some_and(|(other, _)| other == address);
+        let known = self.0.iter().position(is_known);
+        // Free entries first.
+        let oldest = (0..MAX_REFUSALS).min_by_key(|&index| self.0[index].map(|(_, since)| since));
+        if let Some(index) = known.or(oldest.filter(|_| failed)) {
+            self.0[index] = failed.then_some((address, now));
+        }
+    }
+}
 
 impl Dgram {
     /// Polls the CQs.
@@ -39,7 +92,7 @@ impl Dgram {
     /// after a failure, the port is not created again for a while.
     pub(super) fn port_to_answer(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<Key> {
         let local = state.source_addr(peer)?;
-        if state.refusals.is_refused(&local.ip(), Instant::now()) {
+        if state.refusals.is_refused(local.ip(), Instant::now()) {
             return Err(Errno::ENODEV);
         }
         self.port_at(state, local)
@@ -81,6 +134,60 @@ impl Dgram {
             drop(port);
             self.changed();
         }
+    }
+
+    /// Starts a search for the path from a port to `address`, the address of the QP of `peer`.
+    pub(super) fn search(self: &Arc<Self>, state: &mut State, port: Key, peer: SocketAddr, address: IpAddr) {
+        if let Err(error) = self.start_search(state, port, peer, address) {
+            match error {
+                Errno::EAGAIN => state.peers.search_not_started(&peer),
+                error => state.peers.search_finished(&peer, address, Err(error), Instant::now()),
+            }
+        }
+    }
+
+    fn start_search(self: &Arc<Self>, state: &mut State, port: Key, peer: SocketAddr, address: IpAddr) -> Result<()> {
+        if state.searches.len() >= MAX_SEARCHES {
+            return Err(Errno::EAGAIN);
+        }
+        state.searches.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        let local = state.port(port).ok_or(Errno::ENODEV)?.local;
+        let id = bound_id(&local)?;
+        let tos = state.udp()?.type_of_service(&address)?;
+        if tos != 0 {
+            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[tos])?;
+        }
+        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        id.resolve_addr(&to_sockaddr(family, &with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
+        let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
+        let key = reactor::register(Role::Setup, id.fd(), service)?;
+        state.searches.push(Search { key, id, peer, address, port });
+        Ok(())
+    }
+
+    /// Handles an event of a search's id.
+    pub(super) fn continue_search(&self, state: &mut State, key: Key) {
+        let Some(index) = state.searches.iter().position(|search| search.key == key) else { return };
+        let Some(search) = state.searches.get(index) else { return };
+        let end = match search.id.event() {
+            Err(Errno::EAGAIN | Errno::ENOMEM) => return,
+            Err(error) => Err(error),
+            Ok(event) if event.kind == RDMA_CM_EVENT_ADDR_RESOLVED as u32 => {
+                match search.id.resolve_route(RESOLVE_TIMEOUT_MS) {
+                    Ok(()) => return,
+                    Err(error) => Err(error),
+                }
+            }
+            Ok(event) if event.kind == RDMA_CM_EVENT_ROUTE_RESOLVED as u32 => Ok(()),
+            Ok(event) => Err(Errno::new(-event.status)),
+        };
+        let path = end.and_then(|()| {
+            let port = state.port(search.port).filter(|port| !port.broken).ok_or(Errno::ENODEV)?;
+            try_arc(port.path(&search.id)?)
+        });
+        let search = state.searches.swap_remove(index);
+        reactor::unregister(search.key);
+        state.peers.search_finished(&search.peer, search.address, path, Instant::now());
     }
 }
 
@@ -131,5 +238,45 @@ impl State {
         let Some(port) = self.ports.get_mut(index) else { return Ok(()) };
         self.replaced_fds.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
         port.replace_fds(|number| self.replaced_fds.push(number))
+    }
+
+    /// Ends the searches that start at a port. A later datagram starts them again from another
+    /// port.
+    pub(super) fn end_searches(&mut self, port: Key) {
+        let State { searches, peers, .. } = self;
+        searches.retain(|search| {
+            let stays = search.port != port;
+            if !stays {
+                reactor::unregister(search.key);
+                peers.search_not_started(&search.peer);
+            }
+            stays
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_refused_for_a_while() {
+        let (mut refusals, now, address) = (Refusals::default(), Instant::now(), IpAddr::from([127, 0, 0, 1]));
+        assert!(!refusals.is_refused(address, now));
+        refusals.note(address, true, now);
+        assert!(refusals.is_refused(address, now) && !refusals.is_refused(IpAddr::from([127, 0, 0, 2]), now));
+        assert!(!refusals.is_refused(address, now + RETRY_DELAY));
+        refusals.note(address, false, now);
+        assert!(!refusals.is_refused(address, now), "a port was created");
+    }
+
+    #[test]
+    fn the_list_is_bounded() {
+        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        let address = |last| IpAddr::from([127, 0, 0, last]);
+        let last = MAX_REFUSALS as u8;
+        (0..=last).for_each(|last| refusals.note(address(last), true, now + Duration::from_millis(last.into())));
+        assert!(!refusals.is_refused(address(0), now));
+        assert!((1..=last).all(|last| refusals.is_refused(address(last), now)));
     }
 }

@@ -11,8 +11,7 @@ use libc::{
 
 use super::Epoll;
 use crate::errno::Result;
-use crate::rsocket::poll_events;
-use crate::rsocket::pollable::{Notice, Pollable, Watcher};
+use crate::rsocket::pollable::{self, Notice, Pollable, Watcher};
 use crate::rsocket::small_list::SmallList;
 use crate::sys::alloc::try_arc;
 use crate::sys::event::KernelEpoll;
@@ -106,11 +105,11 @@ impl Interest {
     }
 
     pub fn wanted(self) -> c_short {
-        poll_events::wanted(self.requested())
+        pollable::wanted(self.requested())
     }
 
     pub fn report(self, ready: c_short) -> epoll_event {
-        epoll_event { events: poll_events::reported(ready, self.requested()) as u32, u64: self.data }
+        epoll_event { events: pollable::reported(ready, self.requested()) as u32, u64: self.data }
     }
 
     /// Returns the events for the member's descriptors. They are level-triggered where an event may
@@ -136,17 +135,6 @@ impl Snapshot {
     /// Calls [`Pollable::arm`]. Returns the same bits as ready().
     pub fn arm(&self) -> c_short {
         self.rsocket.arm(self.interest.wanted()) & !POLLNVAL
-    }
-
-    /// Returns the descriptors to wait for.
-    fn descriptors(&self) -> Result<SmallList<c_int, 2>> {
-        let (mut now, mut result) = (SmallList::new(), Ok(()));
-        self.rsocket.descriptors(&mut |fd| {
-            if result.is_ok() {
-                result = now.push(fd);
-            }
-        });
-        result.map(|()| now)
     }
 }
 
@@ -222,7 +210,7 @@ impl Member {
     pub fn refresh(&self, main: &KernelEpoll, snapshot: &Snapshot) -> Result<Registered> {
         let mut newly = false;
         loop {
-            let now = snapshot.descriptors()?;
+            let now = snapshot.rsocket.descriptors()?;
             let (muted, unmuted) = self.register(main, now.as_slice())?;
             newly |= unmuted;
             // Repeat after muting a descriptor: the notice that it is to be waited for again may

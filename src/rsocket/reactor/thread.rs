@@ -129,22 +129,18 @@ fn serve(number: usize, event: &libc::epoll_event) {
         reactor.registrations.get(&key).map(|registration| registration.service.clone())
     });
     if service.is_some_and(|service| !service.second_is_readable()) {
-        with(number, |reactor| {
-            let pause = reactor.busy_pause(key, false);
-            reactor.set_after(key, Timer::Watches, pause);
-            Some(())
-        });
+        with(number, |reactor| Some(reactor.watch_again(key)));
     }
 }
 
 /// Calls a service. A key is never used twice, so a later reactor does not know it.
 fn call(due: Due) {
-    let Due { key, call, service, must_finish } = due;
+    let Due { key, call, service, is_job } = due;
     let done = match call {
         Call::Service => service.service(key),
         Call::Expired => service.expired(key),
     };
-    if (must_finish || !done)
+    if (is_job || !done)
         && let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable())
     {
         reactor.finished(key, call, done);

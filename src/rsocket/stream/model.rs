@@ -17,7 +17,7 @@ use super::held::{self, HoldsData};
 use super::outbox::{self, Outbox, Posts};
 use super::starting::{self, Starts};
 use crate::errno::{Errno, Result};
-use crate::rsocket::pollable::{Notice, Pollable, Watchers};
+use crate::rsocket::pollable::{Descriptors, Notice, Pollable, Watchers};
 use crate::sys::event::{Deadline, EventFd, poll};
 use crate::sys::futex::Changes;
 

@@ -1,6 +1,6 @@
 //! The poll(2) events of a stream.
 
-use std::ffi::{c_int, c_short};
+use std::ffi::c_short;
 use std::sync::atomic::Ordering;
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
@@ -8,8 +8,7 @@ use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 use super::channel_leader::EventSource;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::Result;
-use crate::rsocket::poll_events::{IN, OUT};
-use crate::rsocket::pollable::{Pollable, Watchers};
+use crate::rsocket::pollable::{Descriptors, IN, OUT, Pollable, Watchers};
 use crate::rsocket::reactor::LOCK_TIMEOUT;
 use crate::sys::event::Deadline;
 
@@ -197,19 +196,19 @@ impl Pollable for Stream {
         }
     }
 
-    fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
-        if !self.owner.is_this_process() {
-            return;
-        }
-        let Some(state) = self.lock_to_poll() else { return };
+    fn descriptors(&self) -> Result<Descriptors> {
+        let mut all = Descriptors::new();
+        let state = if self.owner.is_this_process() { self.lock_to_poll() } else { None };
+        let Some(state) = state else { return Ok(all) };
         if let (Phase::Connected | Phase::Disconnected, Some(connection)) = (&state.phase, &state.connection)
             && !connection.channel.device_gone
             // The leader reads the event and notifies the watchers. Until it does, they would find
             // the channel readable again and again.
             && !connection.channel.leadership.has_other_leader(Stream::this_thread())
         {
-            add(connection.channel.completions.fd());
+            all.push(connection.channel.completions.fd())?;
         }
+        Ok(all)
     }
 
     fn edges(&self) -> u64 {

@@ -224,11 +224,12 @@ impl Pollable for Stream {
         channel_leader::take_event(self, &mut state);
     }
 
-    fn descriptors(&self, add: &mut dyn FnMut(c_int)) {
-        let state = self.lock();
+    fn descriptors(&self) -> Result<Descriptors> {
+        let (state, mut all) = (self.lock(), Descriptors::new());
         if !state.released && !state.leadership.has_leader() {
-            add(self.channel.events.as_raw_fd());
+            all.push(self.channel.events.as_raw_fd())?;
         }
+        Ok(all)
     }
 
     fn edges(&self) -> u64 {
