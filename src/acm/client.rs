@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::errno::{Errno, Result};
+use crate::sys::cancel::in_call;
 use crate::sys::clock::monotonic_ms;
 use crate::sys::event::Deadline;
 use crate::sys::library_fds;
@@ -81,9 +82,10 @@ impl<'a> Client<'a> {
 
     /// As [`ask`](Self::ask), with a shorter timeout.
     pub fn ask_within(&self, query: &Query, timeout: Duration) -> Option<Answer> {
-        if self.was_absent_just_now() {
-            return None;
-        }
+        if self.was_absent_just_now() { None } else { in_call(|| self.ask_now(query, timeout)) }
+    }
+
+    fn ask_now(&self, query: &Query, timeout: Duration) -> Option<Answer> {
         let tid = self.last_tid.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let request = query.request(tid)?;
         let deadline = Deadline::after(Some(timeout.min(self.timeout)));
@@ -105,7 +107,8 @@ impl<'a> Client<'a> {
         self.exchange(fd, &request, tid, deadline).ok().flatten()
     }
 
-    fn was_absent_just_now(&self) -> bool {
+    /// Returns whether no daemon was found a moment ago: queries are not sent.
+    pub fn was_absent_just_now(&self) -> bool {
         let missed = self.missed.load(Ordering::Relaxed);
         missed != 0
             && missed != SEEN

@@ -3,6 +3,7 @@
 use libc::sockaddr_storage;
 
 use super::id::Id;
+use crate::sys::sockaddr::overwrite;
 use crate::sys::verbs::ibv_gid;
 
 impl Id {
@@ -12,10 +13,10 @@ impl Id {
         unsafe { (*self.addr()).src.src_storage }
     }
 
-    /// Sets the local address.
-    pub(super) fn set_source(&self, address: sockaddr_storage) {
+    /// Sets the first bytes of the local address.
+    pub(super) fn write_source(&self, bytes: &[u8]) {
         // SAFETY: the route is part of the id.
-        unsafe { (*self.addr()).src.src_storage = address }
+        overwrite(unsafe { &mut (*self.addr()).src.src_storage }, bytes);
     }
 
     /// The remote address. The family is 0 before the id has one.
@@ -24,10 +25,10 @@ impl Id {
         unsafe { (*self.addr()).dst.dst_storage }
     }
 
-    /// Sets the remote address.
-    pub(super) fn set_destination(&self, address: sockaddr_storage) {
+    /// Sets the first bytes of the remote address.
+    pub(super) fn write_destination(&self, bytes: &[u8]) {
         // SAFETY: the route is part of the id.
-        unsafe { (*self.addr()).dst.dst_storage = address }
+        overwrite(unsafe { &mut (*self.addr()).dst.dst_storage }, bytes);
     }
 
     /// The P_Key, in network byte order.

@@ -9,6 +9,7 @@ use super::library::library;
 use crate::errno::Result;
 use crate::ffi::rdma_event_channel;
 use crate::sys::alloc::try_box;
+use crate::sys::cancel::{disabled, in_call};
 use crate::sys::chardev::RdmaCm;
 
 /// An event channel in use: `struct rdma_event_channel`.
@@ -60,7 +61,7 @@ impl Drop for OwnedChannel {
         // SAFETY: from Box::leak in `create_with`, and nothing else uses it (`from_c`).
         let channel = unsafe { Box::from_raw(self.0.as_ptr()) };
         // SAFETY: closing a number is harmless to memory; the channel owned it.
-        unsafe { libc::close(channel.fd) };
+        disabled(|| unsafe { libc::close(channel.fd) });
     }
 }
 
@@ -77,7 +78,7 @@ pub fn create_another_channel() -> Result<OwnedChannel> {
 fn create_with(open: fn(&RdmaCm) -> Result<OwnedFd>) -> Result<OwnedChannel> {
     let library = library()?;
     let mut channel = try_box(rdma_event_channel { fd: -1 })?;
-    let fd = open(&library.node)?;
+    let fd = in_call(|| open(&library.node))?;
     library.find_af_ib(fd.as_raw_fd())?;
     channel.fd = fd.into_raw_fd();
     Ok(OwnedChannel(NonNull::from(Box::leak(channel))))

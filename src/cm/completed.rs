@@ -1,57 +1,62 @@
 //! Counts acknowledged events: an id can be freed once the program has acknowledged all events that
 //! the kernel reported.
 
-use crate::sys::sync::{Condvar, Mutex};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The number of completed events: those that the program has acknowledged, and those that the
 /// library has consumed.
-///
-/// The lock is one of the standard library, which waits on a futex and never allocates.
 #[derive(Default)]
 pub struct Completed {
-    counts: Mutex<Counts>,
-    more: Condvar,
+    /// Events that were read from the kernel.
+    read: AtomicU32,
+    /// Twice the number of completed events, and [`AWAITED`].
+    completed: AtomicU32,
 }
 
-#[derive(Clone, Copy, Default)]
-struct Counts {
-    /// Events that were read from the kernel.
-    read: u32,
-    completed: u32,
-    /// Threads in `wait_for`. Without one, completing an event needs no system call.
-    waiting: u32,
-}
+/// Set while threads may be in `wait_for`. Without one, completing an event needs no system call.
+const AWAITED: u32 = 1;
 
 impl Completed {
     /// Counts an event that was read from the kernel. It refers to `self` until it is completed.
     pub fn give(&self) {
-        let mut counts = self.counts.lock();
-        counts.read = counts.read.wrapping_add(1);
+        self.read.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether no event refers to `self`.
     pub fn is_done(&self) -> bool {
-        let counts = self.counts.lock();
-        counts.read == counts.completed
+        let completed = self.completed.load(Ordering::Acquire) & !AWAITED;
+        completed == self.read.load(Ordering::Relaxed).wrapping_mul(2)
     }
 
-    /// Counts a completed event. Notifies under the lock: a waiter may free `self` once it has the
-    /// lock.
+    /// Counts a completed event. From then on, a thread in `wait_for` may free `self`.
     pub fn complete(&self) {
-        let mut counts = self.counts.lock();
-        counts.completed = counts.completed.wrapping_add(1);
-        if counts.waiting > 0 {
-            self.more.notify_all();
+        let word = self.completed.as_ptr();
+        let next = |before: u32| Some((before & !AWAITED).wrapping_add(2));
+        let (Ok(before) | Err(before)) = self.completed.fetch_update(Ordering::Release, Ordering::Relaxed, next);
+        if before & AWAITED != 0 {
+            let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+            // SAFETY: the kernel takes any address. If the memory has been freed, there is no waiter, or a
+            // spurious wake-up.
+            unsafe { libc::syscall(libc::SYS_futex, word, operation, i32::MAX) };
         }
     }
 
     /// Waits until `reported` events are complete.
     pub fn wait_for(&self, reported: u32) {
-        let mut counts = self.counts.lock();
-        counts.waiting += 1;
-        let behind = |counts: &mut Counts| (reported.wrapping_sub(counts.completed) as i32) > 0;
-        let mut counts = self.more.wait_while(counts, behind);
-        counts.waiting -= 1;
+        loop {
+            let word = self.completed.load(Ordering::Acquire);
+            if reported.wrapping_mul(2).wrapping_sub(word & !AWAITED) as i32 <= 0 {
+                return;
+            }
+            let awaited = word | AWAITED;
+            if self.completed.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+                let forever: *const libc::timespec = ptr::null();
+                // SAFETY: a live word, and no time-out.
+                unsafe { libc::syscall(libc::SYS_futex, self.completed.as_ptr(), operation, awaited, forever) };
+            }
+        }
     }
 }
 
@@ -69,19 +74,18 @@ mod tests {
         completed.complete();
         assert!(completed.is_done());
         let other = completed.clone();
-        let waiter = std::thread::spawn(move || {
-            other.wait_for(3);
-            other.counts.lock().completed
-        });
-        // `waiting` is counted and the lock released by one step of the waiter: from here on the
-        // waiter sleeps, and one more event does not suffice.
-        while completed.counts.lock().waiting == 0 {
-            std::thread::yield_now();
-        }
+        let waiter = std::thread::spawn(move || other.wait_for(3));
+        // The waiter sleeps, or is about to: one more event does not suffice.
+        let await_waiter = || {
+            while completed.completed.load(Ordering::Relaxed) & AWAITED == 0 {
+                std::thread::yield_now();
+            }
+        };
+        await_waiter();
         completed.complete();
+        await_waiter();
         assert!(!waiter.is_finished());
-        assert_eq!(completed.counts.lock().waiting, 1);
         completed.complete();
-        assert_eq!(waiter.join().ok(), Some(3));
+        assert!(waiter.join().is_ok());
     }
 }

@@ -14,7 +14,7 @@ use super::qp;
 use super::resolve::update_addresses;
 use crate::diag::probes;
 use crate::errno::{Errno, Result};
-use crate::ffi::{RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES, rdma_cm_event_type, rdma_port_space};
+use crate::ffi::{RDMA_MAX_RESP_RES, rdma_cm_event_type, rdma_port_space};
 use crate::sys::uapi::{rdma_ucm_conn_param, rdma_ucm_ece};
 use crate::sys::ucma;
 use crate::sys::verbs::{IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP};
@@ -26,29 +26,42 @@ const REASON_VENDOR_OPTION: u8 = 35;
 /// rdma_connect(3).
 pub fn connect(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
     probes::cm_connect(id.as_c());
-    let limits = id.state().bound.map(|bound| bound.limits);
-    check_resources(id, param, limits)?;
-    let (initiator_depth, responder_resources) = {
-        let mut state = id.state();
-        state.initiator_depth =
-            wanted(param.map(|param| param.initiator_depth), limits.map(|limits| limits.initiator_depth));
-        state.responder_resources =
-            wanted(param.map(|param| param.responder_resources), limits.map(|limits| limits.responder_resources));
-        (state.initiator_depth, state.responder_resources)
-    };
-    let mut kernel = rdma_ucm_conn_param { initiator_depth, responder_resources, ..Default::default() };
-    params::fill(&mut kernel, id, param)?;
+    decide(id, param, false)?;
     let operation = id.operation();
-    ucma::connect(id.fd(), id.handle(), kernel, ece::offer(id))?;
+    ucma::connect(id.fd(), id.handle(), |body| body.ece = fill(&mut body.conn_param, id, param))?;
     operation.complete()
 }
 
-/// The program's number, or the device's maximum if the program asks for it or gives no number.
-fn wanted(given: Option<u8>, maximum: Option<u8>) -> u8 {
-    match given {
-        Some(number) if u32::from(number) != RDMA_MAX_INIT_DEPTH => number,
-        _ => maximum.unwrap_or(0),
-    }
+/// Decides about RDMA read resources. Fails as [`check_resources`] and [`params::check_length`].
+fn decide(id: &Id, param: Option<ConnParam<'_>>, peer_has_told: bool) -> Result<()> {
+    let mut state = id.state();
+    let limits = state.limits();
+    check_resources(id, param, limits)?;
+    params::check_length(&state.connect_data, param)?;
+    let peer = if peer_has_told { (state.initiator_depth, state.responder_resources) } else { (u8::MAX, u8::MAX) };
+    (state.initiator_depth, state.responder_resources) = negotiate(peer, param, limits);
+    Ok(())
+}
+
+/// The program's numbers; where it gives none, the most that the peer and the device support.
+fn negotiate(peer: (u8, u8), param: Option<ConnParam<'_>>, limits: Option<Limits>) -> (u8, u8) {
+    let choose = |given: Option<u8>, peer: u8, device: Option<u8>| match given {
+        Some(number) if u32::from(number) != RDMA_MAX_RESP_RES => number,
+        _ => peer.min(device.unwrap_or(u8::MAX)),
+    };
+    (
+        choose(param.map(|param| param.initiator_depth), peer.0, limits.map(|limits| limits.initiator_depth)),
+        choose(param.map(|param| param.responder_resources), peer.1, limits.map(|limits| limits.responder_resources)),
+    )
+}
+
+/// Fills in the parameters of a connection. Returns the vendor options to offer.
+fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, param: Option<ConnParam<'_>>) -> rdma_ucm_ece {
+    let state = id.state();
+    kernel.initiator_depth = state.initiator_depth;
+    kernel.responder_resources = state.responder_resources;
+    params::fill(kernel, id, &state.connect_data, param);
+    state.local_ece
 }
 
 /// Fails with `EINVAL` if the program asks for more than the device supports, or gives no
@@ -87,7 +100,7 @@ pub(super) fn complete_response(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
 }
 
 fn ready_to_use(id: &Id) -> Result<()> {
-    ucma::accept(id.fd(), id.handle(), 0, rdma_ucm_conn_param::default(), rdma_ucm_ece { vendor_id: 0, attr_mod: 0 })
+    ucma::accept(id.fd(), id.handle(), |_| ())
 }
 
 /// rdma_establish(3): completes a connection of an id without a QP. Fails with `EINVAL` if the id
@@ -152,19 +165,22 @@ fn id_of_request(event: &OwnedEvent) -> Result<OwnedId> {
 /// rdma_accept(3).
 pub fn accept(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
     probes::cm_accept(id.as_c());
-    let limits = id.state().bound.map(|bound| bound.limits);
-    check_resources(id, param, limits)?;
-    let (initiator_depth, responder_resources) = negotiate(id, param, limits);
-    let mut kernel = rdma_ucm_conn_param { initiator_depth, responder_resources, ..Default::default() };
-    params::fill(&mut kernel, id, param)?;
+    decide(id, param, true)?;
     let datagrams = id.is_ud();
     if !datagrams {
+        let (initiator_depth, responder_resources) = {
+            let state = id.state();
+            (state.initiator_depth, state.responder_resources)
+        };
         qp::to_rtr(id, Some(responder_resources))?;
         qp::to_rts(id, Some(initiator_depth))?;
     }
-    let offer = ece::offer(id);
     let operation = id.operation();
-    if let Err(error) = ucma::accept(id.fd(), id.handle(), id.uid(), kernel, offer) {
+    let accepted = ucma::accept(id.fd(), id.handle(), |body| {
+        body.uid = id.uid();
+        body.ece = fill(&mut body.conn_param, id, param);
+    });
+    if let Err(error) = accepted {
         // The first failure is reported.
         let _ = qp::to_error(id);
         return Err(error);
@@ -175,21 +191,6 @@ pub fn accept(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
         return Ok(());
     }
     operation.complete()
-}
-
-/// The program's numbers; where it gives none, the most that the peer and the device support.
-fn negotiate(id: &Id, param: Option<ConnParam<'_>>, limits: Option<Limits>) -> (u8, u8) {
-    let mut state = id.state();
-    let minimum = |peer: u8, device: Option<u8>| device.map_or(peer, |device| peer.min(device));
-    state.initiator_depth = match param.map(|param| param.initiator_depth) {
-        Some(number) if u32::from(number) != RDMA_MAX_INIT_DEPTH => number,
-        _ => minimum(state.initiator_depth, limits.map(|limits| limits.initiator_depth)),
-    };
-    state.responder_resources = match param.map(|param| param.responder_resources) {
-        Some(number) if u32::from(number) != RDMA_MAX_RESP_RES => number,
-        _ => minimum(state.responder_resources, limits.map(|limits| limits.responder_resources)),
-    };
-    (state.initiator_depth, state.responder_resources)
 }
 
 /// rdma_reject(3).
@@ -203,7 +204,7 @@ pub fn reject_ece(id: &Id, private_data: &[u8]) -> Result<()> {
 }
 
 fn reject_for(id: &Id, private_data: &[u8], reason: u8) -> Result<()> {
-    ucma::reject(id.fd(), id.handle(), reason, params::checked(private_data)?)
+    ucma::reject(id.fd(), id.handle(), reason, private_data)
 }
 
 /// rdma_notify(3): reports an asynchronous event of the QP to the kernel.
@@ -238,13 +239,6 @@ mod tests {
     }
 
     #[test]
-    fn resources_asked_for() {
-        assert_eq!(wanted(Some(3), Some(16)), 3);
-        assert_eq!(wanted(Some(0xff), Some(16)), 16);
-        assert_eq!(wanted(None, Some(16)), 16);
-    }
-
-    #[test]
     fn more_than_the_device_supports_is_rejected() {
         let tcp = id(rdma_port_space::RDMA_PS_TCP);
         for (depth, resources, result) in [
@@ -272,12 +266,10 @@ mod tests {
             ((20, 2), param(0xff, 0xff), (16, 2)),
             // The program knows better.
             ((3, 2), param(5, 0), (5, 0)),
+            // The peer has not told.
+            ((0xff, 0xff), param(3, 0xff), (3, 8)),
         ] {
-            let id = id(rdma_port_space::RDMA_PS_TCP);
-            (id.state().initiator_depth, id.state().responder_resources) = peer;
-            assert_eq!(negotiate(&id, given, Some(LIMITS)), negotiated);
-            let state = id.state();
-            assert_eq!((state.initiator_depth, state.responder_resources), negotiated);
+            assert_eq!(negotiate(peer, given, Some(LIMITS)), negotiated);
         }
     }
 }

@@ -9,6 +9,7 @@
 use super::global::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_push;
+use crate::sys::cancel::in_call;
 use crate::sys::event::EventFd;
 use crate::sys::owner::Owner;
 use crate::sys::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
@@ -16,7 +17,7 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 
 /// Taken under no lock but those of rsockets and an id's `qp_use` (docs/concurrency.md).
-static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry::new());
+pub(super) static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry::new());
 
 /// The open devices.
 pub struct Registry {
@@ -106,7 +107,7 @@ pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
     let mut registry = lock();
     let slot = match registry.find(guid, index) {
         Some(slot) => slot,
-        None => registry.open_named(guid, index).map_err(|error| lack().unwrap_or(unavailable(error)))?,
+        None => in_call(|| registry.open_named(guid, index).map_err(|error| lack().unwrap_or(unavailable(error))))?,
     };
     let device = registry.device(slot)?;
     let pd = match device.pd {
@@ -215,7 +216,7 @@ pub fn release_held(context: NonNull<ibv_context>) {
 }
 
 impl Registry {
-    const fn new() -> Registry {
+    pub(super) const fn new() -> Registry {
         Registry { slots: Vec::new(), listed: None, process: Owner::FIRST_PROCESS }
     }
 
@@ -329,7 +330,7 @@ impl Registry {
         let Some(open) = self.device(slot).ok().filter(|open| open.is_unused(process)) else { return };
         // SAFETY: nothing in the library uses them any more, and a program destroys its objects on
         // them before its last id and its last list.
-        unsafe {
+        in_call(|| unsafe {
             if let Some(xrcd) = open.xrcd.take() {
                 verbs::close_xrcd(open.context, xrcd);
             }
@@ -338,8 +339,10 @@ impl Registry {
             }
             if open.gone {
                 verbs::close(open.context);
-                self.slots[slot] = None;
             }
+        });
+        if open.gone {
+            self.slots[slot] = None;
         }
     }
 }
@@ -404,25 +407,6 @@ fn same(guid: u64, index: Option<u32>, other_guid: u64, other_index: Option<u32>
 /// A maximum of libibverbs in the eight bits of connection parameters.
 fn clamp(maximum: c_int) -> u8 {
     maximum.clamp(0, c_int::from(u8::MAX)) as u8
-}
-
-/// For forks.rs: takes the lock and keeps it.
-pub(super) fn before_fork() {
-    REGISTRY.before_fork();
-}
-
-/// Releases what [`before_fork`] took.
-pub(super) fn after_fork_in_parent() {
-    REGISTRY.after_fork_in_parent();
-}
-
-/// Frees the lock in the child.
-///
-/// # Safety
-/// The process has no other thread.
-pub(super) unsafe fn after_fork_in_child() {
-    // SAFETY: the process has no other thread: guaranteed by the caller.
-    unsafe { REGISTRY.after_fork_in_child(Registry::new) };
 }
 
 #[cfg(test)]

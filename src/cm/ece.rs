@@ -24,11 +24,6 @@ pub fn get_remote_ece(id: &Id) -> Result<ibv_ece> {
     Ok(ibv_ece { vendor_id: remote.vendor_id, options: remote.attr_mod, comp_mask: 0 })
 }
 
-/// The options to send with a connection message.
-pub(super) fn offer(id: &Id) -> rdma_ucm_ece {
-    id.state().local_ece
-}
-
 /// For a new QP that is not connected yet: the id takes its options, and the QP takes those that a
 /// peer asked for if the vendor is the same.
 pub(super) fn of_new_qp(id: &Id, qp: &Qp) -> Result<()> {
@@ -51,20 +46,20 @@ pub(super) fn of_new_qp(id: &Id, qp: &Qp) -> Result<()> {
 
 /// The active side without a QP in the id: the program is shown the options of the reply as options
 /// of the vendor that was offered (docs/compatibility.md).
-pub(super) fn keep_reply(id: &Id, reply: rdma_ucm_ece) {
+/// Returns the number of that vendor.
+pub(super) fn keep_reply(id: &Id, reply: rdma_ucm_ece) -> u32 {
     let mut state = id.state();
-    state.remote_ece = rdma_ucm_ece { vendor_id: state.local_ece.vendor_id, attr_mod: reply.attr_mod };
+    let vendor_id = state.local_ece.vendor_id;
+    state.remote_ece = rdma_ucm_ece { vendor_id, attr_mod: reply.attr_mod };
+    vendor_id
 }
 
 /// The active side with a QP: the peer's reply determines the options that both use.
 pub(super) fn take_reply(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
-    keep_reply(id, reply);
-    let local = id.state().local_ece;
-    let Some(qp) = id.own_qp() else { return Ok(()) };
-    if local.vendor_id == 0 {
-        return Ok(());
+    match (keep_reply(id, reply), id.own_qp()) {
+        (0, _) | (_, None) => Ok(()),
+        (vendor_id, Some(qp)) => agree(id, &qp, vendor_id, reply),
     }
-    agree(id, &qp, local.vendor_id, reply)
 }
 
 /// Sets the peer's options in the QP. The id takes those that the device accepted.
@@ -97,7 +92,8 @@ mod tests {
         let id = Id::new(ptr::null_mut(), 0, 0);
         let set = |vendor_id, comp_mask| set_local_ece(&id, &ibv_ece { vendor_id, options: 7, comp_mask });
         assert_eq!([set(0, 0), set(0x15b3, 1)], [Err(Errno::EINVAL); 2]);
-        assert_eq!((offer(&id).vendor_id, set(0x15b3, 0), offer(&id).attr_mod), (0, Ok(()), 7));
+        let offer = || id.state().local_ece;
+        assert_eq!((offer().vendor_id, set(0x15b3, 0), offer().attr_mod), (0, Ok(()), 7));
         keep_reply(&id, rdma_ucm_ece { vendor_id: 0x8086, attr_mod: 3 });
         let shown = get_remote_ece(&id).unwrap();
         assert_eq!((shown.vendor_id, shown.options, shown.comp_mask), (0x15b3, 3, 0));

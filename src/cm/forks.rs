@@ -4,7 +4,8 @@
 //! object can be shared; ids created after the fork work in both processes. This file lists the
 //! global locks of the connection manager in the order in which they are taken (docs/concurrency.md).
 
-use super::{device_registry, handles};
+use super::device_registry::{REGISTRY, Registry};
+use super::handles::{self, HANDLES};
 use crate::errno::Result;
 use crate::sys::atfork::{self, Handlers, Layer};
 
@@ -17,26 +18,27 @@ pub fn register() -> Result<()> {
 }
 
 fn before() {
-    device_registry::before_fork();
-    handles::before_fork();
+    REGISTRY.before_fork();
+    HANDLES.before_fork();
 }
 
 fn in_parent() {
-    handles::after_fork_in_parent();
-    device_registry::after_fork_in_parent();
+    HANDLES.after_fork_in_parent();
+    REGISTRY.after_fork_in_parent();
 }
 
 fn in_child() {
     // SAFETY: the child of a fork() has one thread until its handlers have run.
     unsafe {
-        handles::after_fork_in_child();
-        device_registry::after_fork_in_child();
+        HANDLES.after_fork_in_child(handles::Table::new);
+        REGISTRY.after_fork_in_child(Registry::new);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cm::device_registry;
 
     #[test]
     fn registered_on_load() {

@@ -6,7 +6,7 @@
 use std::cell::UnsafeCell;
 use std::time::Duration;
 
-use crate::sys::lock::{self, Lock, Unavailable};
+use crate::sys::lock::{self, Lock};
 
 /// How long fork() waits for another thread that holds the lock: five seconds. The work done under
 /// the lock is shorter, unless a device or its driver does not answer.
@@ -15,9 +15,8 @@ const FORK_LOCK_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(200) }
 /// A process-wide lock around a `T` (see the module).
 pub struct GlobalLock<T: 'static> {
     lock: Lock<T>,
-    /// Held by fork(): the guard, and the number of handlers that ran before the fork less those
-    /// that ran after it. Handlers may be registered more than once.
-    held: UnsafeCell<Option<(Guard<'static, T>, u32)>>,
+    /// Held by fork().
+    held: UnsafeCell<Option<Guard<'static, T>>>,
 }
 
 /// Access to the value; dropping it unlocks.
@@ -51,16 +50,9 @@ impl<T> GlobalLock<T> {
     /// thread holds it (a signal handler that interrupted one of our calls forks), or another
     /// thread does not release it in time.
     pub fn before_fork(&'static self) {
-        match self.lock.lock_within(FORK_LOCK_TIMEOUT) {
+        if let Ok(guard) = self.lock.lock_within(FORK_LOCK_TIMEOUT) {
             // SAFETY: this thread holds the lock.
-            Ok(guard) => unsafe { *self.held.get() = Some((guard, 1)) },
-            Err(Unavailable::Mine) => {
-                // SAFETY: this thread holds the lock.
-                if let Some((_, times)) = unsafe { &mut *self.held.get() } {
-                    *times += 1;
-                }
-            }
-            Err(Unavailable::Taken) => {}
+            unsafe { *self.held.get() = Some(guard) };
         }
     }
 
@@ -94,16 +86,10 @@ impl<T> GlobalLock<T> {
         }
     }
 
-    /// Releases the lock with the last of the handlers. This thread holds it.
+    /// Releases what `before_fork` took. This thread holds the lock.
     fn release(&self) {
         // SAFETY: only the thread that holds the lock touches `held`.
-        let held = unsafe { &mut *self.held.get() };
-        if let Some((_, times)) = held {
-            *times -= 1;
-            if *times == 0 {
-                drop(held.take());
-            }
-        }
+        drop(unsafe { (*self.held.get()).take() });
     }
 }
 
@@ -147,16 +133,12 @@ mod tests {
         assert_eq!(*LOCK.lock(), 50);
     }
 
-    /// Forks with the lock's handlers around it, registered twice. Returns whether `in_child` is
-    /// true in the child.
+    /// Forks with the lock's handlers around it. Returns whether `in_child` is true in the child.
     fn fork(lock: &'static GlobalLock<u32>, in_child: impl FnOnce() -> bool) -> bool {
-        lock.before_fork();
         lock.before_fork();
         // SAFETY: the child looks at a lock and leaves.
         let child = unsafe { libc::fork() };
-        for _ in 0..2 {
-            after_fork(lock, child == 0, 1000);
-        }
+        after_fork(lock, child == 0, 1000);
         if child == 0 {
             // SAFETY: ends the child without running the parent's exit handlers.
             unsafe { libc::_exit(if in_child() { 7 } else { 1 }) }
@@ -165,13 +147,6 @@ mod tests {
         // SAFETY: our child.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         libc::WEXITSTATUS(status) == 7
-    }
-
-    #[test]
-    fn handlers_may_run_twice() {
-        static LOCK: GlobalLock<u32> = GlobalLock::new(1);
-        assert!(fork(&LOCK, || *LOCK.lock() == 1));
-        assert_eq!(LOCK.try_lock().map(|value| *value), Some(1));
     }
 
     /// A signal handler interrupts a call that holds the lock.

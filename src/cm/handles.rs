@@ -1,4 +1,5 @@
-//! Ids by kernel handle, for kernels that report events without the library's `uid`.
+//! Ids of connection requests by kernel handle, for kernels that report events of such ids without the
+//! library's `uid`, which they learn when the program accepts.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -10,15 +11,15 @@ use crate::errno::{Errno, Result};
 
 /// A hash table, because the kernel numbers the ids of all processes together: a process with few
 /// ids may have high numbers.
-static HANDLES: GlobalLock<Table> = GlobalLock::new(Table::new());
+pub(super) static HANDLES: GlobalLock<Table> = GlobalLock::new(Table::new());
 
-struct Table(HashMap<u32, NonNull<Id>, BuildHasherDefault<HandleHasher>>);
+pub(super) struct Table(HashMap<u32, NonNull<Id>, BuildHasherDefault<HandleHasher>>);
 
 // SAFETY: `Id` is `Sync`, and the table only stores addresses.
 unsafe impl Send for Table {}
 
 impl Table {
-    const fn new() -> Table {
+    pub(super) const fn new() -> Table {
         Table(HashMap::with_hasher(BuildHasherDefault::new()))
     }
 }
@@ -63,25 +64,6 @@ pub fn remove(handle: u32, id: NonNull<Id>) {
 /// The id of `handle`.
 pub fn find(handle: u32) -> Option<NonNull<Id>> {
     HANDLES.lock().0.get(&handle).copied()
-}
-
-/// For forks.rs: takes the lock and keeps it.
-pub(super) fn before_fork() {
-    HANDLES.before_fork();
-}
-
-/// Releases what [`before_fork`] took.
-pub(super) fn after_fork_in_parent() {
-    HANDLES.after_fork_in_parent();
-}
-
-/// Frees the lock in the child.
-///
-/// # Safety
-/// The process has no other thread.
-pub(super) unsafe fn after_fork_in_child() {
-    // SAFETY: the process has no other thread: guaranteed by the caller.
-    unsafe { HANDLES.after_fork_in_child(Table::new) };
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use std::mem::zeroed;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use smallvec::SmallVec;
+
 use super::channel::EventChannel;
 use super::completed::Completed;
 use super::device_registry::{Bound, Limits};
@@ -34,6 +36,8 @@ pub struct Id {
     handle: AtomicU32,
     /// Whether the id owns its channel: every call waits for the event that completes it.
     sync: AtomicBool,
+    /// Whether it is the id of a connection request, and so in the table of [`handles`](super::handles).
+    request: AtomicBool,
     /// Held while an event uses the QP, and while the QP is destroyed: the thread that reads events
     /// and the one that destroys the QP need not be the same.
     qp_use: Mutex<()>,
@@ -67,8 +71,8 @@ pub(super) struct State {
     pub remote_ece: rdma_ucm_ece,
     /// Options to offer, or negotiated.
     pub local_ece: rdma_ucm_ece,
-    /// The array behind `route.path_rec`.
-    pub paths: Vec<ibv_sa_path_rec>,
+    /// The array behind `route.path_rec`: nearly always one record.
+    pub paths: SmallVec<[ibv_sa_path_rec; 1]>,
     /// Put in front of the private data when connecting (`ai_connect` of an endpoint).
     pub connect_data: Vec<u8>,
     /// Passive endpoints: the attributes of their connections' QPs.
@@ -80,6 +84,13 @@ pub(super) struct State {
     /// The channel's files before the one that the id was moved to: see
     /// [`migrate`](super::migrate).
     pub former: Vec<OwnFd>,
+}
+
+impl State {
+    /// The limits of the device; `None` before it is known.
+    pub fn limits(&self) -> Option<Limits> {
+        self.bound.map(|bound| bound.limits)
+    }
 }
 
 // SAFETY: its pointers refer to libibverbs objects, which any thread may use.
@@ -138,6 +149,7 @@ impl Id {
     }
 
     /// An id that the kernel does not know yet.
+    #[inline]
     pub(super) fn new(context: *mut c_void, ps: u32, qp_type: u32) -> Id {
         // SAFETY: all zeros are a value of this structure of numbers and pointers.
         let public: rdma_cm_id = unsafe { zeroed() };
@@ -151,7 +163,7 @@ impl Id {
             is_incomplete: false,
             remote_ece: ece,
             local_ece: ece,
-            paths: Vec::new(),
+            paths: SmallVec::new(),
             connect_data: Vec::new(),
             template: None,
             search: Search::default(),
@@ -162,6 +174,7 @@ impl Id {
             public: UnsafeCell::new(public),
             handle: AtomicU32::new(u32::MAX),
             sync: AtomicBool::new(false),
+            request: AtomicBool::new(false),
             qp_use: Mutex::new(()),
             completed: Completed::default(),
             state: Mutex::new(state),
@@ -206,6 +219,14 @@ impl Id {
         self.sync.store(sync, Ordering::Relaxed);
     }
 
+    pub(super) fn is_request(&self) -> bool {
+        self.request.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_request(&self) {
+        self.request.store(true, Ordering::Relaxed);
+    }
+
     /// Whether it is for datagrams: no connection, `rdma_ud_param` in events.
     pub(crate) fn is_ud(&self) -> bool {
         self.qp_type() == ibv_qp_type::IBV_QPT_UD
@@ -218,7 +239,7 @@ impl Id {
 
     /// The limits of its device; `None` before it has one.
     pub fn limits(&self) -> Option<Limits> {
-        self.state().bound.map(|bound| bound.limits)
+        self.state().limits()
     }
 
     /// The addresses of its route.
@@ -233,10 +254,12 @@ impl Id {
     }
 
     /// Replaces [`State::paths`], and points the public fields at the new path records.
-    pub(super) fn set_paths(&self, paths: Vec<ibv_sa_path_rec>) {
-        let mut state = self.state();
-        state.paths = paths;
-        let (records, count) = match state.paths.as_mut_slice() {
+    pub(super) fn set_paths(&self, new: impl ExactSizeIterator<Item = ibv_sa_path_rec>) -> Result<()> {
+        let paths = &mut self.state().paths;
+        paths.try_reserve(new.len().saturating_sub(paths.len())).map_err(|_| Errno::ENOMEM)?;
+        paths.clear();
+        paths.extend(new);
+        let (records, count) = match paths.as_mut_slice() {
             [] => (ptr::null_mut(), 0),
             paths => (paths.as_mut_ptr(), paths.len() as c_int),
         };
@@ -246,6 +269,7 @@ impl Id {
             (*self.public.get()).route.path_rec = records;
             (*self.public.get()).route.num_paths = count;
         }
+        Ok(())
     }
 
     /// Transport of its device; `None` before it has one.
@@ -356,7 +380,7 @@ mod tests {
         for (round, count) in [1, 3, 0, 2].into_iter().enumerate() {
             // SAFETY: all zeros are a value of this structure.
             let record = ibv_sa_path_rec { mtu: round as u8, ..unsafe { zeroed() } };
-            id.set_paths(vec![record; count]);
+            id.set_paths(vec![record; count].into_iter()).unwrap();
             // SAFETY: live, and so many records.
             unsafe {
                 let route = &(*id.public.get()).route;

@@ -6,6 +6,7 @@ use super::{device_registry, forks};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_IB_IP_PS_MASK, RDMA_IB_IP_PS_TCP, rdma_port_space};
 use crate::sys::alloc::try_box;
+use crate::sys::cancel::in_call;
 use crate::sys::chardev::RdmaCm;
 use crate::sys::sockaddr::{AF_IB, SockAddr, SockaddrIb};
 use crate::sys::{ucma, verbs};
@@ -24,14 +25,17 @@ pub struct Library {
 impl Library {
     /// Whether the kernel supports AF_IB addresses, and so the commands that were added with them.
     /// False where the device cannot be opened: then it does not matter.
+    #[inline]
     pub fn af_ib(&self) -> Result<bool> {
-        if let Some(known) = self.af_ib.get() {
-            return Ok(known);
-        }
-        match self.node.try_open() {
+        self.af_ib.get().map_or_else(|| self.open_and_find_af_ib(), Ok)
+    }
+
+    #[cold]
+    fn open_and_find_af_ib(&self) -> Result<bool> {
+        in_call(|| match self.node.try_open() {
             Ok(channel) => self.find_af_ib(channel.as_raw_fd()),
             Err(_) => Ok(false),
-        }
+        })
     }
 
     /// As [`af_ib`](Self::af_ib), on an open channel.
@@ -48,12 +52,15 @@ static LIBRARY: OnceBox<Library> = OnceBox::new();
 /// Initialized by the first successful call. Fails with `ENODEV` without RDMA devices, with `EPERM`
 /// for a kernel whose command set version is unknown here, otherwise with the error of opening the
 /// device.
+#[inline]
 pub fn library() -> Result<&'static Library> {
-    if let Some(library) = LIBRARY.get() {
-        return Ok(library);
-    }
+    LIBRARY.get().map_or_else(find, Ok)
+}
+
+#[cold]
+fn find() -> Result<&'static Library> {
     forks::register()?;
-    LIBRARY.get_or_try_init(|| try_box(discover()?))
+    in_call(|| LIBRARY.get_or_try_init(|| try_box(discover()?)))
 }
 
 fn discover() -> Result<Library> {

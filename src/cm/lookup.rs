@@ -181,6 +181,9 @@ pub fn query_addrinfo(id: &Id) -> Result<List> {
 
 /// The paths that ibacm knows between the id's addresses.
 pub(super) fn acm_paths(id: &Id, timeout: Duration) -> Result<Paths> {
+    if acm::client().was_absent_just_now() {
+        return Err(Errno::ENOENT);
+    }
     let (source, destination) = (Addr::from_storage(&id.source()), Addr::from_storage(&id.destination()));
     acm::resolve_path(acm::client(), source, destination, timeout).ok_or(Errno::ENOENT)
 }

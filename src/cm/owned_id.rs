@@ -12,7 +12,7 @@ use super::library::library;
 use crate::diag::probes;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_id, rdma_port_space};
-use crate::sys::alloc::try_box;
+use crate::sys::alloc::try_uninit;
 use crate::sys::ucma;
 use crate::sys::verbs::ibv_qp_type;
 
@@ -54,7 +54,7 @@ impl OwnedId {
     }
 
     fn allocate(channel: Option<EventChannel>, context: *mut c_void, ps: u32, qp_type: u32) -> Result<OwnedId> {
-        let id = try_box(Id::new(context, ps, qp_type))?;
+        let id = Box::write(try_uninit()?, Id::new(context, ps, qp_type));
         match channel {
             Some(channel) => id.set_channel(channel.as_c()),
             None => {
@@ -69,25 +69,15 @@ impl OwnedId {
     /// Makes a new id known to the kernel; on failure it is freed.
     fn create_in_kernel(self, ps: u32, qp_type: u32) -> Result<OwnedId> {
         match ucma::create_id(self.fd(), self.uid(), ps as u16, qp_type as u8) {
-            Ok(handle) => self.adopt(handle),
+            Ok(handle) => {
+                self.set_handle(handle);
+                Ok(self)
+            }
             Err(error) => {
                 self.free();
                 Err(error)
             }
         }
-    }
-
-    /// Ties a new id to its kernel handle; on failure the kernel's id is destroyed and the new one
-    /// is freed.
-    fn adopt(self, handle: u32) -> Result<OwnedId> {
-        self.set_handle(handle);
-        if let Err(error) = handles::insert(handle, self.0) {
-            // There is no remedy for a failure here.
-            let _ = ucma::destroy_id(self.fd(), handle);
-            self.free();
-            return Err(error);
-        }
-        Ok(self)
     }
 
     /// Frees the id. The kernel reports nothing for it any more.
@@ -102,7 +92,9 @@ impl OwnedId {
 
     /// Frees everything that the id holds, but not its memory.
     fn retire(&self) -> Option<Bound> {
-        handles::remove(self.handle(), self.0);
+        if self.is_request() {
+            handles::remove(self.handle(), self.0);
+        }
         if self.is_sync() {
             // SAFETY: a synchronous id owns its channel, and is the only one on it.
             drop(unsafe { OwnedChannel::from_c(self.channel()) });
@@ -141,7 +133,13 @@ pub(super) fn create_for_request(listener: &Id, handle: u32) -> Result<OwnedId> 
         // There is no remedy for a failure here.
         let _ = ucma::destroy_id(listener.fd(), handle);
     })?;
-    id.adopt(handle)
+    id.set_handle(handle);
+    if let Err(error) = handles::insert(handle, id.0) {
+        discard(id);
+        return Err(error);
+    }
+    id.set_request();
+    Ok(id)
 }
 
 /// rdma_destroy_id(3). Waits until every event that was reported for the id is acknowledged.

@@ -6,8 +6,6 @@ use crate::sys::uapi::rdma_ucm_conn_param;
 
 /// Retry counts of a connection without parameters. 7 receiver-not-ready retries mean no limit.
 const RETRIES: u8 = 7;
-/// Maximum length of the private data of a command, which has an 8-bit length field.
-const MAX_PRIVATE_DATA: usize = 255;
 
 /// `struct rdma_conn_param`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,12 +28,23 @@ pub struct ConnParam<'a> {
     pub qp_num: u32,
 }
 
-/// Fills in everything but the RDMA read resources. Fails with `EINVAL` if the private data does
-/// not fit behind that of the endpoint.
-pub(super) fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
+/// The private data to send is the endpoint's `own`, and behind it the program's. Fails with `EINVAL`
+/// if that is too long.
+pub(super) fn check_length(own: &[u8], param: Option<ConnParam<'_>>) -> Result<()> {
+    let len = own.len() + param.map_or(0, |param| param.private_data.len());
+    if len > usize::from(u8::MAX) { Err(Errno::EINVAL) } else { Ok(()) }
+}
+
+/// Fills in everything but the RDMA read resources. [`check_length`] has not failed.
+pub(super) fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, own: &[u8], param: Option<ConnParam<'_>>) {
+    let (first, rest) = kernel.private_data.split_at_mut(own.len());
+    first.copy_from_slice(own);
+    kernel.private_data_len = own.len() as u8;
     kernel.valid = 1;
     match param {
         Some(param) => {
+            rest[..param.private_data.len()].copy_from_slice(param.private_data);
+            kernel.private_data_len += param.private_data.len() as u8;
             kernel.flow_control = param.flow_control;
             kernel.retry_count = param.retry_count;
             kernel.rnr_retry_count = param.rnr_retry_count;
@@ -52,22 +61,6 @@ pub(super) fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, param: Option<Conn
         kernel.qp_num = qp.qp_num;
         kernel.srq = u8::from(!qp.srq.is_null());
     }
-    let state = id.state();
-    let own = state.connect_data.as_slice();
-    let user = param.map_or(&[][..], |param| param.private_data);
-    let len = own.len() + user.len();
-    if len > MAX_PRIVATE_DATA {
-        return Err(Errno::EINVAL);
-    }
-    kernel.private_data[..own.len()].copy_from_slice(own);
-    kernel.private_data[own.len()..len].copy_from_slice(user);
-    kernel.private_data_len = len as u8;
-    Ok(())
-}
-
-/// Private data of a command that carries nothing else. Fails with `EINVAL` if it is too long.
-pub(super) fn checked(private_data: &[u8]) -> Result<&[u8]> {
-    if private_data.len() > MAX_PRIVATE_DATA { Err(Errno::EINVAL) } else { Ok(private_data) }
 }
 
 #[cfg(test)]
@@ -76,7 +69,8 @@ mod tests {
 
     #[test]
     fn private_data_has_an_eight_bit_length() {
-        assert_eq!(checked(&[1; 255]).map(<[u8]>::len), Ok(255));
-        assert_eq!(checked(&[1; 256]), Err(Errno::EINVAL));
+        let param = ConnParam { private_data: &[1; 100], ..ConnParam::default() };
+        assert_eq!(check_length(&[2; 155], Some(param)), Ok(()));
+        assert_eq!(check_length(&[2; 156], Some(param)), Err(Errno::EINVAL));
     }
 }

@@ -13,6 +13,7 @@ use super::multicast;
 use super::objects::{Context, InitAttr, Pd, Qp};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_MAX_RESP_RES, RDMA_UDP_QKEY};
+use crate::sys::uapi::ib_uverbs_qp_attr;
 use crate::sys::ucma;
 use crate::sys::verbs::{
     self, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
@@ -140,19 +141,21 @@ fn lacks_cq(attr: &ibv_qp_init_attr_ex) -> bool {
 /// Moves a new QP to the state in which its type starts: INIT, or RTS for datagrams.
 fn start(id: &Id, qp: &Qp) -> Result<()> {
     ece::of_new_qp(id, qp)?;
-    if id.is_ud() { start_datagrams(id, qp) } else { start_connected(id, qp) }
+    if id.is_ud() { start_datagrams(id, qp) } else { to_first_state(id, qp, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS) }
 }
 
-fn start_connected(id: &Id, qp: &Qp) -> Result<()> {
+/// INIT; `extra` as in [`own_attributes`].
+fn to_first_state(id: &Id, qp: &Qp, extra: ibv_qp_attr_mask) -> Result<()> {
     if kernel_knows_init()? {
         return to_init(id, qp);
     }
-    let (mut attr, mask) = own_attributes(id, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS)?;
+    let (mut attr, mask) = own_attributes(id, extra)?;
     qp.modify(&mut attr, mask)
 }
 
 fn to_init(id: &Id, qp: &Qp) -> Result<()> {
-    let (mut attr, mask) = attributes(id, ibv_qp_state::IBV_QPS_INIT)?;
+    let mut attr = state_only(ibv_qp_state::IBV_QPS_INIT);
+    let mask = init_qp_attr(id, &mut attr)?;
     qp.modify(&mut attr, mask)
 }
 
@@ -162,12 +165,7 @@ fn kernel_knows_init() -> Result<bool> {
 }
 
 fn start_datagrams(id: &Id, qp: &Qp) -> Result<()> {
-    let (mut attr, mask) = if kernel_knows_init()? {
-        attributes(id, ibv_qp_state::IBV_QPS_INIT)?
-    } else {
-        own_attributes(id, ibv_qp_attr_mask::IBV_QP_QKEY)?
-    };
-    qp.modify(&mut attr, mask)?;
+    to_first_state(id, qp, ibv_qp_attr_mask::IBV_QP_QKEY)?;
     for (state, mask) in after_init_of_datagrams() {
         qp.modify(&mut state_only(state), mask.0 as c_int)?;
     }
@@ -201,7 +199,8 @@ pub(super) fn to_rtr(id: &Id, responder_resources: Option<u8>) -> Result<()> {
     // The attributes of INIT may have changed since the QP was created: the device is certain only
     // now.
     to_init(id, &qp)?;
-    let (mut attr, mut mask) = attributes(id, ibv_qp_state::IBV_QPS_RTR)?;
+    let mut attr = state_only(ibv_qp_state::IBV_QPS_RTR);
+    let mut mask = init_qp_attr(id, &mut attr)?;
     let bound = id.state().bound.ok_or(Errno::EINVAL)?;
     if device_registry::is_infiniband(&bound, id.port_num())? {
         mask &= !STRAY_BITS;
@@ -215,7 +214,8 @@ pub(super) fn to_rtr(id: &Id, responder_resources: Option<u8>) -> Result<()> {
 /// Ready to send; `initiator_depth` as in [`to_rtr`].
 pub(super) fn to_rts(id: &Id, initiator_depth: Option<u8>) -> Result<()> {
     let Some(qp) = id.own_qp() else { return Ok(()) };
-    let (mut attr, mask) = attributes(id, ibv_qp_state::IBV_QPS_RTS)?;
+    let mut attr = state_only(ibv_qp_state::IBV_QPS_RTS);
+    let mask = init_qp_attr(id, &mut attr)?;
     if let Some(number) = definite(initiator_depth) {
         attr.max_rd_atomic = number;
     }
@@ -249,17 +249,11 @@ fn state_only(state: u32) -> ibv_qp_attr {
     attr
 }
 
-/// INIT_QP_ATTR: the attributes that the kernel requires of a QP in `state`.
-fn attributes(id: &Id, state: u32) -> Result<(ibv_qp_attr, c_int)> {
-    let mut attr = state_only(state);
-    let mask = init_qp_attr(id, &mut attr)?;
-    Ok((attr, mask))
-}
-
-/// rdma_init_qp_attr(3): for programs that move their QP themselves. Returns the attribute mask for
-/// `attr.qp_state`.
+/// rdma_init_qp_attr(3): the attributes that the kernel requires of a QP in `attr.qp_state`. Returns
+/// the attribute mask.
 pub fn init_qp_attr(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
-    let kernel = ucma::init_qp_attr(id.fd(), id.handle(), attr.qp_state)?;
+    let mut kernel = ib_uverbs_qp_attr::default();
+    ucma::init_qp_attr(id.fd(), id.handle(), attr.qp_state, &mut kernel)?;
     Ok(verbs::qp_attr_from_kernel(&kernel, attr))
 }
 

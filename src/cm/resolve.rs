@@ -13,9 +13,8 @@ use super::library::library;
 use super::route;
 use crate::acm;
 use crate::errno::{Errno, Result};
-use crate::sys::alloc::try_push;
-use crate::sys::sockaddr::{self, AF_IB, SockAddr, SockaddrIb};
-use crate::sys::uapi::{__kernel_sockaddr_storage, rdma_ucm_query_route_resp, sockaddr_in6};
+use crate::sys::sockaddr::{AF_IB, SockAddr, SockaddrIb};
+use crate::sys::uapi::{__kernel_sockaddr_storage, rdma_ucm_query_addr_resp, rdma_ucm_query_route_resp, sockaddr_in6};
 use crate::sys::ucma;
 use crate::sys::verbs::{IBV_TRANSPORT_IB, path_rec_from_kernel};
 
@@ -23,7 +22,7 @@ use crate::sys::verbs::{IBV_TRANSPORT_IB, path_rec_from_kernel};
 pub fn bind_addr(id: &Id, addr: &SockAddr) -> Result<()> {
     let bind = if takes_any_family([addr])? { ucma::bind } else { ucma::bind_ip };
     bind(id.fd(), id.handle(), addr)?;
-    ask(id, Step::Bound)
+    ask(id, &[query_addr, query_gid])
 }
 
 /// rdma_resolve_addr(3). The time-out is in milliseconds.
@@ -32,9 +31,9 @@ pub fn resolve_addr(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms:
     // The destination is written first: once the kernel has started, the thread that reads the
     // id's events owns the id.
     let before = id.destination();
-    id.set_destination(sockaddr::overwrite(before, dst.bytes()));
+    id.write_destination(dst.bytes());
     // Nothing was started by a call that failed: the id is still the caller's.
-    start_resolving(id, src, dst, timeout_ms as u32).inspect_err(|_| id.set_destination(before))?;
+    start_resolving(id, src, dst, timeout_ms as u32).inspect_err(|_| id.write_destination(bytes_of(&before)))?;
     operation.complete()
 }
 
@@ -79,13 +78,13 @@ fn resolve_route_within(id: &Id, timeout_ms: c_int, acm_timeout: Duration) -> Re
 
 /// For listening: updates the addresses from the kernel.
 pub(super) fn update_addresses(id: &Id) -> Result<()> {
-    ask(id, Step::Listening)
+    ask(id, &[query_addr])
 }
 
 /// After ADDR_RESOLVED. Fails with `ENODEV` if the address has no device, and with `EPERM` if the
 /// device cannot be opened (docs/compatibility.md).
 pub(super) fn after_addr(id: &Id) -> Result<()> {
-    has_device(ask(id, Step::AddressResolved), id)
+    has_device(ask(id, &[query_addr, query_gid_if_any]), id)
 }
 
 fn has_device(asked: Result<()>, id: &Id) -> Result<()> {
@@ -95,7 +94,7 @@ fn has_device(asked: Result<()>, id: &Id) -> Result<()> {
 
 /// After ROUTE_RESOLVED.
 pub(super) fn after_route(id: &Id) -> Result<()> {
-    if has_gids(id) { ask(id, Step::RouteResolved) } else { Ok(()) }
+    if has_gids(id) { ask(id, &[query_path]) } else { Ok(()) }
 }
 
 /// Connection requests of the listener are shown even if there are no descriptors or memory to open
@@ -116,53 +115,12 @@ pub fn open_request_device(id: &Id) -> Result<()> {
 
 /// For the id of a connection request: queries addresses, GIDs and paths.
 pub(super) fn after_request(id: &Id) -> Result<()> {
-    ask(id, Step::Requested)
+    ask(id, &[query_addr, query_gid, query_path])
 }
 
-/// When the kernel knows more about an id.
-#[derive(Clone, Copy)]
-enum Step {
-    Bound,
-    Listening,
-    AddressResolved,
-    RouteResolved,
-    /// A connection request has come.
-    Requested,
-}
-
-/// What the kernel is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Query {
-    Address,
-    Gids,
-    /// Where the device has them.
-    GidsIfAny,
-    Paths,
-    /// All in one, on kernels without AF_IB.
-    Route,
-}
-
-/// The queries of a step, in their order.
-fn queries(step: Step, af_ib: bool) -> &'static [Query] {
-    match step {
-        _ if !af_ib => &[Query::Route],
-        Step::Bound => &[Query::Address, Query::Gids],
-        Step::Listening => &[Query::Address],
-        Step::AddressResolved => &[Query::Address, Query::GidsIfAny],
-        Step::RouteResolved => &[Query::Paths],
-        Step::Requested => &[Query::Address, Query::Gids, Query::Paths],
-    }
-}
-
-/// Asks the kernel what it knows after a step.
-fn ask(id: &Id, step: Step) -> Result<()> {
-    queries(step, library()?.af_ib()?).iter().try_for_each(|query| match query {
-        Query::Address => query_addr(id),
-        Query::GidsIfAny if !has_gids(id) => Ok(()),
-        Query::Gids | Query::GidsIfAny => query_gid(id),
-        Query::Paths => query_path(id),
-        Query::Route => query_route(id),
-    })
+/// Asks the kernel what it knows after a step: all in one where it lacks the queries.
+fn ask(id: &Id, queries: &[fn(&Id) -> Result<()>]) -> Result<()> {
+    if library()?.af_ib()? { queries.iter().try_for_each(|query| query(id)) } else { query_route(id) }
 }
 
 fn has_gids(id: &Id) -> bool {
@@ -170,17 +128,23 @@ fn has_gids(id: &Id) -> bool {
 }
 
 fn query_addr(id: &Id) -> Result<()> {
-    let answer = ucma::query_addr(id.fd(), id.handle())?;
+    let mut answer = rdma_ucm_query_addr_resp::default();
+    ucma::query_addr(id.fd(), id.handle(), &mut answer)?;
     id.set_pkey(answer.pkey);
-    id.set_source(sockaddr::overwrite(id.source(), prefix(&answer.src_addr, answer.src_size)));
-    id.set_destination(sockaddr::overwrite(id.destination(), prefix(&answer.dst_addr, answer.dst_size)));
+    id.write_source(prefix(&answer.src_addr, answer.src_size));
+    id.write_destination(prefix(&answer.dst_addr, answer.dst_size));
     use_device(id, answer.node_guid, answer.ibdev_index, answer.port_num)
 }
 
 fn query_gid(id: &Id) -> Result<()> {
-    let answer = ucma::query_gid(id.fd(), id.handle())?;
+    let mut answer = rdma_ucm_query_addr_resp::default();
+    ucma::query_gid(id.fd(), id.handle(), &mut answer)?;
     id.set_gids(gid_of(&answer.src_addr), gid_of(&answer.dst_addr));
     Ok(())
+}
+
+fn query_gid_if_any(id: &Id) -> Result<()> {
+    if has_gids(id) { query_gid(id) } else { Ok(()) }
 }
 
 /// The GID of an AF_IB address.
@@ -189,25 +153,17 @@ fn gid_of(address: &__kernel_sockaddr_storage) -> [u8; 16] {
 }
 
 fn query_path(id: &Id) -> Result<()> {
-    let answer = ucma::query_path(id.fd(), id.handle())?;
-    let mut paths = Vec::new();
-    for data in answer.records() {
-        try_push(&mut paths, route::unpack(data))?;
-    }
-    id.set_paths(paths);
-    Ok(())
+    let mut answer = ucma::Paths::default();
+    ucma::query_path(id.fd(), id.handle(), &mut answer)?;
+    id.set_paths(answer.records().iter().map(route::unpack))
 }
 
 /// Queries addresses, device and paths in one command, on kernels without AF_IB.
 fn query_route(id: &Id) -> Result<()> {
     let answer = ucma::query_route(id.fd(), id.handle())?;
     let count = usize::try_from(answer.num_paths).unwrap_or(0).min(answer.ib_route.len());
-    let mut paths = Vec::new();
-    for record in &answer.ib_route[..count] {
-        try_push(&mut paths, path_rec_from_kernel(record))?;
-    }
     if count > 0 {
-        id.set_paths(paths);
+        id.set_paths(answer.ib_route[..count].iter().map(path_rec_from_kernel))?;
     }
     copy_route(id, &answer);
     use_device(id, answer.node_guid, answer.ibdev_index, answer.port_num)
@@ -218,8 +174,8 @@ fn copy_route(id: &Id, answer: &rdma_ucm_query_route_resp) {
     let first = &answer.ib_route[0];
     id.set_gids(first.sgid, first.dgid);
     id.set_pkey(first.pkey);
-    id.set_source(sockaddr::overwrite(id.source(), bytes_of(&answer.src_addr)));
-    id.set_destination(sockaddr::overwrite(id.destination(), bytes_of(&answer.dst_addr)));
+    id.write_source(bytes_of(&answer.src_addr));
+    id.write_destination(bytes_of(&answer.dst_addr));
 }
 
 /// Binds the id to the device that the kernel named, unless it named none or the id has one. Ports
@@ -245,6 +201,7 @@ fn prefix(storage: &__kernel_sockaddr_storage, size: u16) -> &[u8] {
 trait KernelAddress {}
 impl KernelAddress for __kernel_sockaddr_storage {}
 impl KernelAddress for sockaddr_in6 {}
+impl KernelAddress for sockaddr_storage {}
 
 fn bytes_of<T: KernelAddress>(address: &T) -> &[u8] {
     // SAFETY: the kernel's address structures are plain bytes without padding.
@@ -254,22 +211,6 @@ fn bytes_of<T: KernelAddress>(address: &T) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_asked_after_each_step() {
-        use Query::*;
-        for (step, asked) in [
-            // The GIDs are known as soon as the program may read them.
-            (Step::Bound, &[Address, Gids][..]),
-            (Step::Listening, &[Address]),
-            (Step::AddressResolved, &[Address, GidsIfAny]),
-            (Step::RouteResolved, &[Paths]),
-            (Step::Requested, &[Address, Gids, Paths]),
-        ] {
-            assert_eq!(queries(step, true), asked);
-            assert_eq!(queries(step, false), [Route]);
-        }
-    }
 
     #[test]
     fn only_some_kernels_take_ib_addresses() {

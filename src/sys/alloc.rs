@@ -2,26 +2,31 @@
 
 use std::alloc::{GlobalAlloc, Layout, System, alloc, dealloc};
 use std::cell::Cell;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use crate::errno::{Errno, Result};
 
 /// Fallible `Box::new`.
 pub fn try_box<T>(value: T) -> Result<Box<T>> {
+    Ok(Box::write(try_uninit()?, value))
+}
+
+/// Fallible `Box::new_uninit`.
+#[inline]
+pub fn try_uninit<T>() -> Result<Box<MaybeUninit<T>>> {
     let layout = Layout::new::<T>();
     if layout.size() == 0 {
-        return Ok(Box::new(value));
+        return Ok(Box::new_uninit());
     }
     // SAFETY: the size of the layout is not 0.
-    let memory = unsafe { alloc(layout) }.cast::<T>();
+    let memory = unsafe { System.alloc(layout) }.cast::<MaybeUninit<T>>();
     if memory.is_null() {
         return Err(Errno::ENOMEM);
     }
-    // SAFETY: fresh memory of T's layout from the global allocator, which is where Box frees it.
-    unsafe {
-        memory.write(value);
-        Ok(Box::from_raw(memory))
-    }
+    // SAFETY: fresh memory of T's layout from the system's allocator, with which both the standard library
+    // and [`Allocator`] free a Box.
+    Ok(unsafe { Box::from_raw(memory) })
 }
 
 /// Returns a copy of `data` on the heap.

@@ -7,9 +7,9 @@
 //! The registration is made when the library is loaded (`rsocket/forks.rs`): later, a fork() in
 //! another thread could come first. In a program that is linked with the static library,
 //! constructors of the program may run before the library's: calls that they make register the
-//! handlers of their layer themselves. Threads that do so at the same time register them more than
-//! once, and a fork() in another thread may see them registered only after it began. The handlers
-//! allow for both: none of them waits for another thread, which the child of a fork() may not have.
+//! handlers of their layer themselves. A fork() in another thread may see them registered only after
+//! it began. The handlers allow for that: none of them waits for another thread, which the child of a
+//! fork() may not have.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
@@ -74,7 +74,7 @@ impl Slots {
     }
 }
 
-/// Errno of the registration with the C library, 0 after success.
+/// Errno of the registration with the C library, 0 once a thread has begun it.
 static REGISTERED: AtomicI32 = AtomicI32::new(NOT_YET);
 
 /// Value of [`REGISTERED`] before the first registration.
@@ -84,9 +84,9 @@ const NOT_YET: i32 = -1;
 /// ENOMEM if the C library has no memory for handlers.
 pub fn register(layer: Layer, handlers: &'static Handlers) -> Result<()> {
     HANDLERS.fill(layer, handlers);
-    let result = match REGISTERED.load(Ordering::Relaxed) {
-        NOT_YET => register_with_libc(),
-        known => known,
+    let result = match REGISTERED.compare_exchange(NOT_YET, 0, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => register_with_libc(),
+        Err(known) => known,
     };
     if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
 }

@@ -4,10 +4,15 @@
 //! running destructors: what has to be undone must be registered first, with [`with_cleanup`].
 //! Memory that the call has allocated may leak.
 //!
-//! Each call of the program runs with cancellation disabled ([`in_call`]), so that a thread never
-//! ends while it holds a lock or is in the middle of a change. The program's setting is in force in
-//! [`sleep`] only: around system calls that wait, which are made without a lock. rclose(3) and
-//! rshutdown(3) disable it even there ([`never`]), because they could not be repeated.
+//! A thread never ends while it holds a lock or is in the middle of a change: it runs with
+//! cancellation disabled ([`in_call`], [`disabled`]) wherever it calls what may contain a
+//! cancellation point. The program's setting is in force in [`sleep`] only: around system calls that
+//! wait, which are made without a lock. rclose(3) and rshutdown(3) disable it even there ([`never`]),
+//! because they could not be repeated.
+//!
+//! All of a call for an rsocket is within [`in_call`]. The calls that each rdma_cm_id needs are not:
+//! their commands to the kernel are direct system calls, which are no cancellation points, and what
+//! else they call is within [`in_call`] or [`disabled`] where it is called.
 //!
 //! A call that may wait is a cancellation point even if it need not ([`in_waiting_call`]), as the
 //! system call that it stands for: otherwise a thread that only sends would never end.
@@ -57,8 +62,12 @@ const fn in_call_with(state: c_int) -> usize {
     1 + state as usize
 }
 
-/// Runs a call of the program, in which the thread can be cancelled only while it sleeps.
+/// Runs a call of the program, or the rest of one, in which the thread can be cancelled only while it
+/// sleeps.
 pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
+    if read(Word::Cancel) != OUTSIDE {
+        return call();
+    }
     let before = set_state(DISABLE);
     let result = with_word(in_call_with(before), call);
     set_state(before);

@@ -100,7 +100,9 @@ impl SockAddr {
     pub fn from_bytes(bytes: &[u8]) -> Result<SockAddr> {
         let family = bytes.first_chunk().map_or(0, |family| c_int::from(u16::from_ne_bytes(*family)));
         let address = len_of_family(family).and_then(|len| bytes.get(..len)).ok_or(Errno::EINVAL)?;
-        Ok(SockAddr { storage: overwrite(zeroed(), address), len: address.len() as u16 })
+        let mut storage = zeroed();
+        overwrite(&mut storage, address);
+        Ok(SockAddr { storage, len: address.len() as u16 })
     }
 
     /// As [`from_c`](Self::from_c), with `None` for NULL.
@@ -262,12 +264,11 @@ pub fn with_port(ip: IpAddr, port: u16, like: &SocketAddr) -> SocketAddr {
     }
 }
 
-/// Returns `storage` with `bytes` at its beginning.
-pub fn overwrite(mut storage: sockaddr_storage, bytes: &[u8]) -> sockaddr_storage {
+/// Puts `bytes` at the beginning of a storage.
+pub fn overwrite(storage: &mut sockaddr_storage, bytes: &[u8]) {
     let len = bytes.len().min(size_of::<sockaddr_storage>());
     // SAFETY: `len` bytes of both are in bounds, and any bytes are a valid sockaddr_storage.
-    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut storage).cast::<u8>(), len) };
-    storage
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), ptr::from_mut(storage).cast::<u8>(), len) };
 }
 
 /// Returns a storage of zeros.
@@ -341,10 +342,11 @@ mod tests {
     #[test]
     fn bytes_replace_the_beginning_only() {
         let old = SockAddr::from_ib(&SockaddrIb { addr: [1; 16], ..ib(7) });
-        let new = overwrite(*old.storage(), &[2; 10]);
-        let new = SockAddr { storage: new, len: 48 };
+        let mut new = SockAddr { len: 48, ..old };
+        overwrite(&mut new.storage, &[2; 10]);
         assert_eq!((&new.bytes()[..10], &new.bytes()[10..]), (&[2; 10][..], &old.bytes()[10..]));
-        let whole = SockAddr { storage: overwrite(zeroed(), &[3; 200]), len: 128 };
+        let mut whole = SockAddr { len: 128, ..old };
+        overwrite(&mut whole.storage, &[3; 200]);
         assert_eq!(whole.bytes(), [3; 128]);
     }
 

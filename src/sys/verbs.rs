@@ -36,8 +36,9 @@ macro_rules! operation {
     };
 }
 
-/// Converts a return value that is 0 or an errno value.
-fn check(result: c_int) -> Result<()> {
+/// Makes a call that returns 0 or an errno value. Providers may have cancellation points.
+fn check(call: impl FnOnce() -> c_int) -> Result<()> {
+    let result = disabled(call);
     if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
 }
 
@@ -46,7 +47,7 @@ fn check(result: c_int) -> Result<()> {
 fn pointer<T>(call: impl FnOnce() -> *mut T) -> Result<NonNull<T>> {
     let before = errno::errno();
     errno::set_errno(errno::Errno(0));
-    let result = call();
+    let result = disabled(call);
     let error = errno::errno().0;
     errno::set_errno(before);
     NonNull::new(result).ok_or(if error == 0 { Errno::ENOMEM } else { Errno::new(error) })
@@ -186,7 +187,7 @@ pub unsafe fn query_device(context: NonNull<ibv_context>) -> Result<ibv_device_a
     // SAFETY: plain C data; all zeros are a valid value.
     let mut attr: ibv_device_attr = unsafe { zeroed() };
     // SAFETY: an open context: guaranteed by the caller; `attr` is writable.
-    check(unsafe { ibv_query_device(context.as_ptr(), &raw mut attr) })?;
+    check(|| unsafe { ibv_query_device(context.as_ptr(), &raw mut attr) })?;
     Ok(attr)
 }
 
@@ -196,7 +197,7 @@ pub unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Result<ibv_
     // SAFETY: plain C data; all zeros are a valid value.
     let mut attr: ibv_port_attr = unsafe { zeroed() };
     // SAFETY: the exported function fills the part of the structure that its first version had.
-    check(unsafe { ibv_query_port(context.as_ptr(), port, (&raw mut attr).cast()) })?;
+    check(|| unsafe { ibv_query_port(context.as_ptr(), port, (&raw mut attr).cast()) })?;
     Ok(attr)
 }
 
@@ -257,7 +258,7 @@ pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) -> Result
     let fd = unsafe { (*channel.as_ptr()).fd };
     library_fds::unmark(fd);
     // SAFETY: a live channel: guaranteed by the caller.
-    done(unsafe { ibv_destroy_comp_channel(channel.as_ptr()) }).inspect_err(|_| library_fds::mark(fd))
+    check(|| unsafe { ibv_destroy_comp_channel(channel.as_ptr()) }).inspect_err(|_| library_fds::mark(fd))
 }
 
 /// Destroys a channel, or at least closes its descriptor: a CQ whose device was removed keeps the
@@ -273,10 +274,6 @@ pub unsafe fn end_comp_channel(channel: NonNull<ibv_comp_channel>) {
             library_fds::close(fd);
         }
     }
-}
-
-fn done(code: c_int) -> Result<()> {
-    if code == 0 { Ok(()) } else { Err(Errno::new(code)) }
 }
 
 /// # Safety
@@ -300,7 +297,7 @@ pub unsafe fn create_cq(
 /// A live CQ.
 pub unsafe fn destroy_cq(cq: NonNull<ibv_cq>) -> Result<()> {
     // SAFETY: a live CQ: guaranteed by the caller.
-    done(unsafe { ibv_destroy_cq(cq.as_ptr()) })
+    check(|| unsafe { ibv_destroy_cq(cq.as_ptr()) })
 }
 
 /// # Safety
@@ -329,7 +326,7 @@ pub unsafe fn destroy_qp(qp: NonNull<ibv_qp>) {
 /// A live QP.
 pub unsafe fn modify_qp(qp: NonNull<ibv_qp>, attr: &mut ibv_qp_attr, mask: c_int) -> Result<()> {
     // SAFETY: a live QP: guaranteed by the caller. ibv_modify_qp takes its mask as a C int.
-    check(disabled(|| unsafe { ibv_modify_qp(qp.as_ptr(), attr, mask) }))
+    check(|| unsafe { ibv_modify_qp(qp.as_ptr(), attr, mask) })
 }
 
 /// # Safety
@@ -391,7 +388,7 @@ pub unsafe fn close_xrcd(context: NonNull<ibv_context>, xrcd: NonNull<ibv_xrcd>)
 pub unsafe fn query_ece(qp: NonNull<ibv_qp>) -> Result<ibv_ece> {
     let mut ece = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 };
     // SAFETY: a live QP: guaranteed by the caller.
-    check(unsafe { ibv_query_ece(qp.as_ptr(), &raw mut ece) })?;
+    check(|| unsafe { ibv_query_ece(qp.as_ptr(), &raw mut ece) })?;
     Ok(ece)
 }
 
@@ -399,21 +396,21 @@ pub unsafe fn query_ece(qp: NonNull<ibv_qp>) -> Result<ibv_ece> {
 /// A live QP that is not connected yet.
 pub unsafe fn set_ece(qp: NonNull<ibv_qp>, mut ece: ibv_ece) -> Result<()> {
     // SAFETY: a live QP that is not connected yet: guaranteed by the caller.
-    check(unsafe { ibv_set_ece(qp.as_ptr(), &raw mut ece) })
+    check(|| unsafe { ibv_set_ece(qp.as_ptr(), &raw mut ece) })
 }
 
 /// # Safety
 /// A live UD QP.
 pub unsafe fn attach_mcast(qp: NonNull<ibv_qp>, gid: &ibv_gid, lid: u16) -> Result<()> {
     // SAFETY: a live UD QP: guaranteed by the caller.
-    check(unsafe { ibv_attach_mcast(qp.as_ptr(), gid, lid) })
+    check(|| unsafe { ibv_attach_mcast(qp.as_ptr(), gid, lid) })
 }
 
 /// # Safety
 /// A live UD QP.
 pub unsafe fn detach_mcast(qp: NonNull<ibv_qp>, gid: &ibv_gid, lid: u16) -> Result<()> {
     // SAFETY: a live UD QP: guaranteed by the caller.
-    check(unsafe { ibv_detach_mcast(qp.as_ptr(), gid, lid) })
+    check(|| unsafe { ibv_detach_mcast(qp.as_ptr(), gid, lid) })
 }
 
 /// Copies QP attributes that the kernel has written. Returns the mask of the attributes that are

@@ -20,12 +20,14 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <infiniband/verbs.h>
 #include <rdma/rdma_user_cm.h>
 
 /* rdma/rdma_cma.h defines some of the same names as the kernel's header. */
+#define RDMA_CM_EVENT_CONNECT_REQUEST 4
 #define RDMA_CM_EVENT_ESTABLISHED 9
 
 #ifndef NETLINK_RDMA
@@ -63,6 +65,18 @@ static int newer(uint32_t cmd)
 	       cmd == RDMA_USER_CM_CMD_RESOLVE_ADDR || cmd == RDMA_USER_CM_CMD_JOIN_MCAST;
 }
 
+/* Ids that came with a connection request, by number. */
+static unsigned char requested[1 << 16];
+
+/* Numbers are used again. */
+static void note_created(const void *message)
+{
+	struct rdma_ucm_create_id create;
+
+	memcpy(&create, (const char *)message + sizeof(struct rdma_ucm_cmd_hdr), sizeof(create));
+	requested[((struct rdma_ucm_create_id_resp *)(uintptr_t)create.response)->id % sizeof(requested)] = 0;
+}
+
 /* Clears the uid of ESTABLISHED events only, on the listener's side, as in old kernels. */
 static void forget_uid(const void *message)
 {
@@ -71,7 +85,9 @@ static void forget_uid(const void *message)
 
 	memcpy(&response, (const char *)message + sizeof(struct rdma_ucm_cmd_hdr), sizeof(response));
 	event = (void *)(uintptr_t)response;
-	if (event->event == RDMA_CM_EVENT_ESTABLISHED)
+	if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST)
+		requested[event->id % sizeof(requested)] = 1;
+	if (event->event == RDMA_CM_EVENT_ESTABLISHED && requested[event->id % sizeof(requested)])
 		event->uid = 0;
 }
 
@@ -94,15 +110,21 @@ static void forget_guid(const void *message, uint32_t cmd)
 		memset((void *)(uintptr_t)query.response, 0, sizeof(uint64_t));
 }
 
-ssize_t write(int fd, const void *buf, size_t count)
+static ssize_t next_write(int fd, const void *buf, size_t count)
 {
 	static ssize_t (*next)(int, const void *, size_t);
+
+	if (!next)
+		next = (ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
+	return next(fd, buf, count);
+}
+
+static ssize_t write_by(ssize_t (*next)(int, const void *, size_t), int fd, const void *buf, size_t count)
+{
 	struct rdma_ucm_cmd_hdr header;
 	ssize_t written;
 	int ours = count >= sizeof(header) && is_rdma_cm(fd);
 
-	if (!next)
-		next = (ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
 	if (ours)
 		memcpy(&header, buf, sizeof(header));
 	if (ours && mode("noafib") && newer(header.cmd)) {
@@ -110,11 +132,44 @@ ssize_t write(int fd, const void *buf, size_t count)
 		return -1;
 	}
 	written = next(fd, buf, count);
+	if (ours && written > 0 && header.cmd == RDMA_USER_CM_CMD_CREATE_ID)
+		note_created(buf);
 	if (ours && written > 0 && mode("nouid") && header.cmd == RDMA_USER_CM_CMD_GET_EVENT)
 		forget_uid(buf);
 	if (ours && written > 0 && mode("noguid"))
 		forget_guid(buf, header.cmd);
 	return written;
+}
+
+/* The reference's commands, and those of ours that wait. */
+ssize_t write(int fd, const void *buf, size_t count)
+{
+	return write_by(next_write, fd, buf, count);
+}
+
+static long (*next_syscall(void))(long, ...)
+{
+	return (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+}
+
+static ssize_t write_directly(int fd, const void *buf, size_t count)
+{
+	return next_syscall()(SYS_write, fd, buf, count);
+}
+
+/* All other commands of ours, which are no cancellation points. */
+long syscall(long number, ...)
+{
+	long arguments[6];
+	va_list list;
+
+	va_start(list, number);
+	for (int i = 0; i < 6; i++)
+		arguments[i] = va_arg(list, long);
+	va_end(list);
+	if (number == SYS_write)
+		return write_by(write_directly, (int)arguments[0], (const void *)arguments[1], (size_t)arguments[2]);
+	return next_syscall()(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
 }
 
 int socket(int domain, int type, int protocol)

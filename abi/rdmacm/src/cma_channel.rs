@@ -9,7 +9,7 @@ use rdmacm_core::ffi::{rdma_cm_event, rdma_cm_event_type_t, rdma_event_channel};
 
 use crate::out::out;
 use crate::report::{Call, report};
-use crate::{pointer, status};
+use crate::{pointer, quick_status};
 
 /// Creates an event channel, which reports the events of the ids created with it.
 ///
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
 /// Every event must be acknowledged with rdma_ack_cm_event(). Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
-    status(Call::new("rdma_get_cm_event"), || {
+    quick_status(Call::new("rdma_get_cm_event"), || {
         // SAFETY: the C contract (crate documentation).
         let (channel, event) = unsafe { (EventChannel::from_c(channel).ok_or(Errno::EINVAL)?, out(event)?) };
         event.write(cm::get_cm_event(channel)?.into_c());
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, eve
 /// are acknowledged. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    status(Call::new("rdma_ack_cm_event"), || {
+    quick_status(Call::new("rdma_ack_cm_event"), || {
         // SAFETY: the C contract (crate documentation).
         cm::ack_cm_event(unsafe { OwnedEvent::from_c(event) }?);
         Ok(())

@@ -9,7 +9,7 @@ use rdmacm_core::sys::sockaddr::SockAddr;
 
 use crate::out::out;
 use crate::report::{Call, WHOLE};
-use crate::{args, status};
+use crate::{args, quick_status, status};
 
 /// Binds an id to a local address, and to its device unless the address is a wildcard.
 ///
@@ -17,7 +17,7 @@ use crate::{args, status};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(unsafe { Call::id("rdma_bind_addr", id).with(addr, WHOLE) }, || {
+    quick_status(unsafe { Call::id("rdma_bind_addr", id).with(addr, WHOLE) }, || {
         // SAFETY: the C contract (crate documentation).
         let (id, addr) = unsafe { (Id::from_c(id)?, args::address(addr)?) };
         cm::bind_addr(id, &addr)
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(unsafe { Call::id("rdma_resolve_addr", id).with(dst_addr, WHOLE) }, || {
+    quick_status(unsafe { Call::id("rdma_resolve_addr", id).with(dst_addr, WHOLE) }, || {
         // SAFETY: the C contract (crate documentation).
         let (id, src, dst) = unsafe { (Id::from_c(id)?, SockAddr::from_nullable(src_addr)?, args::address(dst_addr)?) };
         cm::resolve_addr(id, src.as_ref(), &dst, timeout_ms)
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_resolve_route", id), || cm::resolve_route(unsafe { Id::from_c(id) }?, timeout_ms))
+    quick_status(Call::id("rdma_resolve_route", id), || cm::resolve_route(unsafe { Id::from_c(id) }?, timeout_ms))
 }
 
 /// Requests a connection, or for datagrams the number and Q_Key of the peer's QP. The route must be
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_i
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    status(Call::id("rdma_connect", id), || {
+    quick_status(Call::id("rdma_connect", id), || {
         // SAFETY: the C contract (crate documentation).
         let (id, param) = unsafe { (Id::from_c(id)?, args::conn_param(conn_param)) };
         cm::connect(id, param)
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_establish", id), || cm::establish(unsafe { Id::from_c(id) }?))
+    quick_status(Call::id("rdma_establish", id), || cm::establish(unsafe { Id::from_c(id) }?))
 }
 
 /// Listens for connection requests on the address to which the id is bound.
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_listen", id), || cm::listen(unsafe { Id::from_c(id) }?, backlog))
+    quick_status(Call::id("rdma_listen", id), || cm::listen(unsafe { Id::from_c(id) }?, backlog))
 }
 
 /// Waits for the next connection request on a synchronous listening id.
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int {
-    status(Call::id("rdma_reject", id), || {
+    quick_status(Call::id("rdma_reject", id), || {
         // SAFETY: the C contract (crate documentation).
         let (id, data) = unsafe { (Id::from_c(id)?, args::bytes(private_data, private_data_len.into())) };
         cm::reject(id, data)
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn rdma_reject_ece(
     private_data: *const c_void,
     private_data_len: u8,
 ) -> c_int {
-    status(Call::id("rdma_reject_ece", id), || {
+    quick_status(Call::id("rdma_reject_ece", id), || {
         // SAFETY: the C contract (crate documentation).
         let (id, data) = unsafe { (Id::from_c(id)?, args::bytes(private_data, private_data_len.into())) };
         cm::reject_ece(id, data)
@@ -152,5 +152,5 @@ pub unsafe extern "C" fn rdma_reject_ece(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_disconnect", id), || cm::disconnect(unsafe { Id::from_c(id) }?))
+    quick_status(Call::id("rdma_disconnect", id), || cm::disconnect(unsafe { Id::from_c(id) }?))
 }

@@ -11,7 +11,7 @@ use rdmacm_core::ffi::{
 
 use crate::out::{inout, out};
 use crate::report::{Call, report};
-use crate::{args, status};
+use crate::{args, quick_status, status};
 
 /// Creates an id, the counterpart of a socket.
 ///
@@ -25,7 +25,7 @@ pub unsafe extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: rdma_port_space_t,
 ) -> c_int {
-    status(Call::new("rdma_create_id"), || {
+    quick_status(Call::new("rdma_create_id"), || {
         // SAFETY: the C contract (crate documentation).
         let (channel, id) = unsafe { (EventChannel::from_c(channel), out(id)?) };
         id.write(cm::create_id(channel, context, ps)?.into_c());
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::gone("rdma_destroy_id", id), || cm::destroy_id(unsafe { OwnedId::from_c(id) }?))
+    quick_status(Call::gone("rdma_destroy_id", id), || cm::destroy_id(unsafe { OwnedId::from_c(id) }?))
 }
 
 /// Moves an id with its unread events to another channel; NULL makes it synchronous.
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn rdma_set_option(
     optval: *mut c_void,
     optlen: size_t,
 ) -> c_int {
-    status(Call::id("rdma_set_option", id), || {
+    quick_status(Call::id("rdma_set_option", id), || {
         // SAFETY: the C contract (crate documentation).
         cm::set_option(unsafe { Id::from_c(id) }?, level, optname, OptionValue::at(optval, optlen))
     })
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
     qp_attr: *mut ibv_qp_attr,
     qp_attr_mask: *mut c_int,
 ) -> c_int {
-    status(Call::id("rdma_init_qp_attr", id), || {
+    quick_status(Call::id("rdma_init_qp_attr", id), || {
         // SAFETY: the C contract (crate documentation).
         let (id, attr, mask) = unsafe { (Id::from_c(id)?, inout(qp_attr)?, out(qp_attr_mask)?) };
         mask.write(cm::init_qp_attr(id, attr)?);
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type_t) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    status(Call::id("rdma_notify", id), || cm::notify(unsafe { Id::from_c(id) }?, event))
+    quick_status(Call::id("rdma_notify", id), || cm::notify(unsafe { Id::from_c(id) }?, event))
 }
 
 /// Sets the enhanced connection establishment options to send to the peer, for programs that create

@@ -30,11 +30,16 @@ use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
 use rdmacm_core::{Result, startup};
-use report::{Call, report};
+use report::{Call, report, report_quick};
 
 /// Reports a call as an int: 0, or -1 and `errno`.
 fn status(call: Call, run: impl FnOnce() -> Result<()>) -> c_int {
     report(call, -1, || run().map(|()| 0))
+}
+
+/// As [`status`], for the calls that each connection needs ([`report::report_quick`]).
+fn quick_status(call: Call, run: impl FnOnce() -> Result<()>) -> c_int {
+    report_quick(call, -1, || run().map(|()| 0))
 }
 
 /// Reports a call as a pointer: NULL and `errno` on failure.

@@ -1,5 +1,6 @@
 //! The result of a call for its C caller: its value, `errno`, and a line in the log if it failed.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 
 use libc::{sockaddr, socklen_t};
@@ -134,8 +135,8 @@ pub fn report_or<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> std::resu
     marked(call, failed, || cancel::in_call(run))
 }
 
-/// As [`report_waiting`], for a call that mostly need not wait: it runs what does within
-/// [`cancel::in_waiting_call`] itself.
+/// As [`report`], for a call that is quick: it runs what may contain a cancellation point within
+/// [`cancel::in_call`] or [`cancel::in_waiting_call`] itself.
 pub fn report_quick<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     marked(call, failed, || run().map_err(|error| (failed, error)))
 }
@@ -151,16 +152,26 @@ fn marked<T>(call: Call, failed: T, run: impl FnOnce() -> std::result::Result<T,
 }
 
 fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
-    let before = errno::errno();
-    let (value, errno) = match run() {
-        Ok(value) => (value, before),
-        Err((value, error)) => {
-            diag::call_failed(call.name, call.subject(), error, || call.endpoints());
-            (value, errno::Errno(error.get()))
+    // SAFETY: the address of this thread's errno, to the end of the thread.
+    let errno = unsafe { &*libc::__errno_location().cast::<Cell<c_int>>() };
+    let before = errno.get();
+    match run() {
+        Ok(value) => {
+            errno.set(before);
+            value
         }
-    };
-    errno::set_errno(errno);
-    value
+        Err((value, error)) => {
+            failed(call, error);
+            errno.set(error.get());
+            value
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn failed(call: Call, error: Errno) {
+    diag::call_failed(call.name, call.subject(), error, || call.endpoints());
 }
 
 #[cfg(test)]

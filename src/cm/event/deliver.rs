@@ -1,6 +1,5 @@
 //! What an event changes in its id before the program sees it (rdma_get_cm_event(3)).
 
-use std::mem::MaybeUninit;
 use std::ptr;
 
 use super::decode::{Kind, decode, status};
@@ -9,17 +8,20 @@ use crate::cm::id::Id;
 use crate::cm::multicast::Group;
 use crate::cm::{connect, ece, handles, lookup, migrate, owned_id, qp, resolve};
 use crate::errno::{Errno, Result};
-use crate::ffi::{rdma_cm_event_param, rdma_cm_event_type};
+use crate::ffi::rdma_cm_event_type;
+use crate::sys::cancel::in_call;
 use crate::sys::log;
 use crate::sys::uapi::rdma_ucm_event_resp;
 
 use rdma_cm_event_type::*;
 
-/// Fills `event` from `raw` and brings the id up to date.
+/// Fills `event`, which is zero, from the kernel's structure in it, and brings the id up to date.
 ///
 /// # Safety
-/// `raw.uid` is 0 or the address of a live group, for events of multicast groups, or of a live id.
-pub(super) unsafe fn deliver(raw: &rdma_ucm_event_resp, event: &mut Event) -> Outcome {
+/// `event.raw.uid` is 0 or the address of a live group, for events of multicast groups, or of a live
+/// id.
+pub(super) unsafe fn deliver(event: &mut Event) -> Outcome {
+    let raw = &event.raw;
     let kind = rdma_cm_event_type::from_number(raw.event);
     // SAFETY: `subject` has the same contract.
     let Some((id, group)) = (unsafe { subject(raw, kind) }) else {
@@ -27,17 +29,14 @@ pub(super) unsafe fn deliver(raw: &rdma_ucm_event_resp, event: &mut Event) -> Ou
         return Outcome::Skip;
     };
     event.public.id = id.as_c();
-    event.public.listen_id = ptr::null_mut();
     event.public.event = raw.event;
     event.public.status = status(raw);
-    // SAFETY: a union of this size that `decode` writes whole.
-    let param = unsafe { &mut *(&raw mut event.public.param).cast::<MaybeUninit<rdma_cm_event_param>>() };
-    decode(raw, Kind::of(raw.event, id.is_ud()), &mut event.private_data, param);
+    decode(raw, Kind::of(raw.event, id.is_ud()), &mut event.public.param);
     event.count_for(&id.completed, group.map(|group| &group.completed));
     let outcome = match kind {
         // Some kernels report events of a connection that the program has not accepted yet.
-        Some(kind) if raw.uid == 0 && kind != RDMA_CM_EVENT_ESTABLISHED => Outcome::Skip,
-        Some(kind) => act(kind, id, group, raw, event),
+        Some(kind) if event.raw.uid == 0 && kind != RDMA_CM_EVENT_ESTABLISHED => Outcome::Skip,
+        Some(kind) => act(kind, id, group, event),
         None => Outcome::Show,
     };
     if let Outcome::Skip = outcome {
@@ -68,18 +67,12 @@ unsafe fn subject<'a>(
     Some((unsafe { &*(address as *const Id) }, None))
 }
 
-fn act(
-    kind: rdma_cm_event_type,
-    id: &Id,
-    group: Option<&Group>,
-    raw: &rdma_ucm_event_resp,
-    event: &mut Event,
-) -> Outcome {
+fn act(kind: rdma_cm_event_type, id: &Id, group: Option<&Group>, event: &mut Event) -> Outcome {
     match kind {
         RDMA_CM_EVENT_ADDR_RESOLVED => event.fail_on_err(resolve::after_addr(id), RDMA_CM_EVENT_ADDR_ERROR),
         RDMA_CM_EVENT_ROUTE_RESOLVED => event.fail_on_err(resolve::after_route(id), RDMA_CM_EVENT_ROUTE_ERROR),
-        RDMA_CM_EVENT_CONNECT_REQUEST => return request(id, raw, event),
-        RDMA_CM_EVENT_CONNECT_RESPONSE => response(id, raw, event),
+        RDMA_CM_EVENT_CONNECT_REQUEST => return request(id, event),
+        RDMA_CM_EVENT_CONNECT_RESPONSE => response(id, event),
         RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED if id.state().connect_failed => return Outcome::Skip,
         // The QP may be gone or broken; the event tells the program all that matters.
         RDMA_CM_EVENT_REJECTED => {
@@ -98,13 +91,13 @@ fn act(
 }
 
 /// A connection request: creates the id of the connection.
-fn request(listener: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) -> Outcome {
+fn request(listener: &Id, event: &mut Event) -> Outcome {
     event.public.listen_id = listener.as_c();
     event.public.id = ptr::null_mut();
-    migrate::fetch_from_former(listener, raw.id);
+    migrate::fetch_from_former(listener, event.raw.id);
     // A request that cannot be shown is refused: the kernel rejects it when its id is destroyed.
-    let Ok(new) = owned_id::create_for_request(listener, raw.id) else { return Outcome::Skip };
-    match prepare_request(listener, &new, raw, event) {
+    let Ok(new) = owned_id::create_for_request(listener, event.raw.id) else { return Outcome::Skip };
+    match prepare_request(listener, &new, event) {
         Ok(()) => {
             event.public.id = new.into_c();
             Outcome::Show
@@ -116,7 +109,7 @@ fn request(listener: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) -> Outco
     }
 }
 
-fn prepare_request(listener: &Id, new: &Id, raw: &rdma_ucm_event_resp, event: &Event) -> Result<()> {
+fn prepare_request(listener: &Id, new: &Id, event: &Event) -> Result<()> {
     let mut state = new.state();
     if !listener.is_ud() {
         // SAFETY: `decode` wrote this member for a connected id.
@@ -124,7 +117,7 @@ fn prepare_request(listener: &Id, new: &Id, raw: &rdma_ucm_event_resp, event: &E
         state.initiator_depth = conn.initiator_depth;
         state.responder_resources = conn.responder_resources;
     }
-    state.remote_ece = raw.ece;
+    state.remote_ece = event.raw.ece;
     drop(state);
     if listener.is_sync() {
         migrate::migrate_id(new, None)?;
@@ -140,13 +133,13 @@ fn prepare_request(listener: &Id, new: &Id, raw: &rdma_ucm_event_resp, event: &E
 }
 
 /// The peer accepted: if the id has a QP, the connection is completed here.
-fn response(id: &Id, raw: &rdma_ucm_event_resp, event: &mut Event) {
+fn response(id: &Id, event: &mut Event) {
     let _qp = id.keep_qp();
     if id.qp().is_null() {
-        ece::keep_reply(id, raw.ece);
+        ece::keep_reply(id, event.raw.ece);
         return;
     }
-    match connect::complete_response(id, raw.ece) {
+    match in_call(|| connect::complete_response(id, event.raw.ece)) {
         Ok(()) => event.public.event = RDMA_CM_EVENT_ESTABLISHED as u32,
         Err(error) => {
             id.state().connect_failed = true;

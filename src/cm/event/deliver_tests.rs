@@ -31,10 +31,9 @@ impl Fixture {
     /// The event that the program sees: its number and status.
     fn shown(&self, raw: &rdma_ucm_event_resp) -> Option<(u32, c_int)> {
         // SAFETY: zeros are a value of this structure.
-        let public = unsafe { zeroed() };
-        let mut event = Event { public, counts: [None; 2], private_data: [0; super::super::PRIVATE_DATA] };
+        let mut event = Event { raw: *raw, ..unsafe { zeroed() } };
         // SAFETY: the address of the live id, or 0.
-        let outcome = unsafe { deliver(raw, &mut event) };
+        let outcome = unsafe { deliver(&mut event) };
         match outcome {
             // Destroying the id does not wait for it.
             Outcome::Skip => assert!(self.id.completed.is_done()),

@@ -8,31 +8,28 @@ pub use decode::{Kind, decode};
 pub use text::event_str;
 
 use std::ffi::c_int;
-use std::mem::zeroed;
 use std::ptr::NonNull;
 
 use super::channel::EventChannel;
 use super::completed::Completed;
 use super::id::Id;
-use super::library::library;
 use super::log;
 use super::owned_id::{self, OwnedId};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_event_type};
-use crate::sys::alloc::try_box;
+use crate::sys::alloc::try_uninit;
 use crate::sys::uapi::rdma_ucm_event_resp;
 use crate::sys::ucma;
-use decode::PRIVATE_DATA;
 
-/// An event: `struct rdma_cm_event`, with what acknowledging it needs and the private data to which
-/// it points.
+/// An event: `struct rdma_cm_event`, with what acknowledging it needs, and the kernel's structure
+/// with the private data to which it points.
 #[repr(C)]
 struct Event {
     public: rdma_cm_event,
     /// Where it counts: the id (the listener, for a connection request), and the multicast group if
     /// it is about one.
     counts: [Option<NonNull<Completed>>; 2],
-    private_data: [u8; PRIVATE_DATA],
+    raw: rdma_ucm_event_resp,
 }
 
 /// An event that is not acknowledged yet. It stays so if the value is dropped.
@@ -79,45 +76,43 @@ enum Outcome {
 /// rdma_get_cm_event(3). Fails with `EAGAIN` if no event waits on a channel whose descriptor is
 /// `O_NONBLOCK`.
 pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
-    library()?;
-    let fd = channel.fd();
     // Allocated before the kernel is asked, so that a lack of memory loses no event.
-    let mut room = Some(try_box(Event {
-        // SAFETY: all zeros are a value of this structure of numbers and pointers.
-        public: unsafe { zeroed() },
-        counts: [None; 2],
-        private_data: [0; PRIVATE_DATA],
-    })?);
-    let new = loop {
-        // SAFETY: as below.
-        let cancelled = |lost: Option<&_>| unsafe { lose(lost, room.take()) };
-        let raw = ucma::get_event(fd, cancelled)?;
+    let mut room = Some(try_uninit::<Event>()?);
+    let shown = loop {
         // It was there before the wait, and only a thread that is cancelled takes it.
-        let new = room.as_mut().ok_or(Errno::ENOMEM)?;
-        // SAFETY: the kernel returns the `uid` of ids and groups, which are its owner's until the
-        // kernel has ended them.
-        if let Outcome::Show = unsafe { deliver::deliver(&raw, new) }
+        let event = room.as_mut().ok_or(Errno::ENOMEM)?.as_mut_ptr();
+        // SAFETY: there is room for an event, of whose numbers and pointers zeros are values. The kernel
+        // returns the `uid` of ids and groups, which are its owner's until the kernel has ended them.
+        let outcome = unsafe {
+            event.write_bytes(0, 1);
+            let raw = &raw mut (*event).raw;
+            let cancelled = |is_lost| {
+                lose(&mut *event, is_lost);
+                drop(room.take());
+            };
+            ucma::get_event(channel.fd(), raw, cancelled)?;
+            deliver::deliver(&mut *event)
+        };
+        if let Outcome::Show = outcome
             && let Some(new) = room.take()
         {
-            break new;
+            break OwnedEvent(NonNull::from(Box::leak(new)).cast());
         }
     };
-    let shown = OwnedEvent(NonNull::from(Box::leak(new)));
     if let Some(id) = shown.id() {
         log::event(id, shown.public());
     }
     Ok(shown)
 }
 
-/// The thread was cancelled, and an event that the kernel had handed over is lost: it counts as
+/// The thread was cancelled. If an event that the kernel had handed over is lost, it counts as
 /// acknowledged, or destroying its id would wait for it. A connection request is rejected.
 ///
 /// # Safety
 /// As [`deliver`](deliver::deliver).
-unsafe fn lose(lost: Option<&rdma_ucm_event_resp>, room: Option<Box<Event>>) {
-    let (Some(raw), Some(mut event)) = (lost, room) else { return };
+unsafe fn lose(event: &mut Event, is_lost: bool) {
     // SAFETY: guaranteed by the caller.
-    if let Outcome::Show = unsafe { deliver::deliver(raw, &mut event) } {
+    if is_lost && let Outcome::Show = unsafe { deliver::deliver(event) } {
         if event.public.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32 {
             // SAFETY: the new id, which nobody knows.
             unsafe { OwnedId::from_c(event.public.id) }.into_iter().for_each(owned_id::discard);
@@ -143,9 +138,11 @@ impl Event {
     /// Counts it as done. The group comes first: its id may go as soon as the id's count is
     /// complete.
     fn complete(&self) {
-        for count in self.counts.iter().rev().flatten() {
-            // SAFETY: ids and groups wait for their counts before they go.
-            unsafe { count.as_ref() }.complete();
+        let [id, group] = self.counts;
+        // SAFETY: ids and groups wait for their counts before they go.
+        unsafe {
+            group.inspect(|group| group.as_ref().complete());
+            id.inspect(|id| id.as_ref().complete());
         }
     }
 }

@@ -3,11 +3,12 @@
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
 use std::os::fd::RawFd;
+use std::ptr;
 
 use super::super::sockaddr::SockAddr;
 use super::super::uapi::*;
-use super::{issue, issue_and_wait, response};
-use crate::errno::Result;
+use super::{issue, issue_and_wait, issue_filled, response};
+use crate::errno::{Errno, Result};
 use crate::sys::{cancel, race_detector};
 
 /// Value of `ibdev_index` on kernels that do not support it.
@@ -35,38 +36,47 @@ pub fn destroy_id(fd: RawFd, id: u32) -> Result<u32> {
 
 /// BIND, for any family. Kernels before 3.12 only support [`bind_ip`].
 pub fn bind(fd: RawFd, id: u32, addr: &SockAddr) -> Result<()> {
-    let body = rdma_ucm_bind { id, addr_size: addr.len(), addr: storage(Some(addr)), ..Default::default() };
-    // SAFETY: no addresses in it.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_BIND, body, 0) }
+    let fill = |body: &mut rdma_ucm_bind| {
+        (body.id, body.addr_size) = (id, addr.len());
+        put(&mut body.addr, addr);
+    };
+    // SAFETY: no addresses of memory in it.
+    unsafe { issue_filled(fd, RDMA_USER_CM_CMD_BIND, 0, fill) }
 }
 
 /// BIND_IP.
 pub fn bind_ip(fd: RawFd, id: u32, addr: &SockAddr) -> Result<()> {
-    let body = rdma_ucm_bind_ip { addr: inet(Some(addr)), id, ..Default::default() };
+    let fill = |body: &mut rdma_ucm_bind_ip| {
+        body.id = id;
+        put(&mut body.addr, addr);
+    };
     // SAFETY: `response` is 0 and so is `out`.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_BIND_IP, body, 0) }
+    unsafe { issue_filled(fd, RDMA_USER_CM_CMD_BIND_IP, 0, fill) }
 }
 
 /// RESOLVE_ADDR, for any family; time-out in milliseconds.
 pub fn resolve_addr(fd: RawFd, id: u32, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: u32) -> Result<()> {
-    let body = rdma_ucm_resolve_addr {
-        id,
-        timeout_ms,
-        src_size: src.map_or(0, SockAddr::len),
-        dst_size: dst.len(),
-        src_addr: storage(src),
-        dst_addr: storage(Some(dst)),
-        ..Default::default()
+    let fill = |body: &mut rdma_ucm_resolve_addr| {
+        (body.id, body.timeout_ms, body.dst_size) = (id, timeout_ms, dst.len());
+        put(&mut body.dst_addr, dst);
+        if let Some(src) = src {
+            body.src_size = src.len();
+            put(&mut body.src_addr, src);
+        }
     };
     // SAFETY: no addresses of memory in it.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_RESOLVE_ADDR, body, 0) }
+    unsafe { issue_filled(fd, RDMA_USER_CM_CMD_RESOLVE_ADDR, 0, fill) }
 }
 
 /// RESOLVE_IP; time-out in milliseconds.
 pub fn resolve_ip(fd: RawFd, id: u32, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: u32) -> Result<()> {
-    let body = rdma_ucm_resolve_ip { src_addr: inet(src), dst_addr: inet(Some(dst)), id, timeout_ms };
+    let fill = |body: &mut rdma_ucm_resolve_ip| {
+        (body.id, body.timeout_ms) = (id, timeout_ms);
+        put(&mut body.dst_addr, dst);
+        src.into_iter().for_each(|src| put(&mut body.src_addr, src));
+    };
     // SAFETY: no addresses of memory in it.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_RESOLVE_IP, body, 0) }
+    unsafe { issue_filled(fd, RDMA_USER_CM_CMD_RESOLVE_IP, 0, fill) }
 }
 
 /// RESOLVE_ROUTE; time-out in milliseconds.
@@ -85,26 +95,30 @@ pub fn query_route(fd: RawFd, id: u32) -> Result<rdma_ucm_query_route_resp> {
     Ok(answer)
 }
 
-/// QUERY of the IP or AF_IB addresses, the device and its port.
-pub fn query_addr(fd: RawFd, id: u32) -> Result<rdma_ucm_query_addr_resp> {
-    query_addr_like(fd, id, RDMA_USER_CM_QUERY_ADDR)
+/// QUERY of the IP or AF_IB addresses, the device and its port, into zeros.
+pub fn query_addr(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
+    answer.ibdev_index = NO_INDEX;
+    // SAFETY: the kernel writes such an answer.
+    unsafe { query(fd, id, RDMA_USER_CM_QUERY_ADDR, answer) }
 }
 
-/// QUERY of the GIDs, as AF_IB addresses.
-pub fn query_gid(fd: RawFd, id: u32) -> Result<rdma_ucm_query_addr_resp> {
-    query_addr_like(fd, id, RDMA_USER_CM_QUERY_GID)
+/// QUERY of the GIDs, as AF_IB addresses, into zeros.
+pub fn query_gid(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
+    // SAFETY: the kernel writes such an answer.
+    unsafe { query(fd, id, RDMA_USER_CM_QUERY_GID, answer) }
 }
 
-fn query_addr_like(fd: RawFd, id: u32, option: u32) -> Result<rdma_ucm_query_addr_resp> {
-    let mut answer = rdma_ucm_query_addr_resp { ibdev_index: NO_INDEX, ..Default::default() };
-    let body = rdma_ucm_query { response: response(&raw mut answer), id, option };
+/// # Safety
+/// The kernel's answer to `option` is a `T`, which consists of numbers.
+unsafe fn query<T>(fd: RawFd, id: u32, option: u32, answer: &mut T) -> Result<()> {
+    let body = rdma_ucm_query { response: response(answer), id, option };
     // SAFETY: the answer outlives the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, size_of_val(&answer))? };
-    Ok(answer)
+    unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, size_of_val(answer)) }
 }
 
 /// The answer to a path query.
 #[repr(C)]
+#[derive(Default)]
 pub struct Paths {
     count: u32,
     reserved: u32,
@@ -118,22 +132,22 @@ impl Paths {
     }
 }
 
-/// QUERY of the path records.
-pub fn query_path(fd: RawFd, id: u32) -> Result<Paths> {
+/// QUERY of the path records, into zeros.
+pub fn query_path(fd: RawFd, id: u32, answer: &mut Paths) -> Result<()> {
     const _: () = assert!(size_of::<ibv_path_data>() == size_of::<ib_path_rec_data>());
     const _: () = assert!(offset_of!(Paths, records) == offset_of!(rdma_ucm_query_path_resp, path_data));
-    let mut answer = Paths { count: 0, reserved: 0, records: [ibv_path_data::default(); MAX_PATHS] };
-    let body = rdma_ucm_query { response: response(&raw mut answer), id, option: RDMA_USER_CM_QUERY_PATH };
-    // SAFETY: the answer outlives the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, size_of_val(&answer))? };
-    Ok(answer)
+    // SAFETY: the kernel writes such an answer.
+    unsafe { query(fd, id, RDMA_USER_CM_QUERY_PATH, answer) }
 }
 
-/// CONNECT.
-pub fn connect(fd: RawFd, id: u32, conn_param: rdma_ucm_conn_param, ece: rdma_ucm_ece) -> Result<()> {
-    let body = rdma_ucm_connect { conn_param, id, ece, ..Default::default() };
+/// CONNECT; `fill` sets parameters and vendor options.
+pub fn connect(fd: RawFd, id: u32, fill: impl FnOnce(&mut rdma_ucm_connect)) -> Result<()> {
+    let fill = |body: &mut rdma_ucm_connect| {
+        body.id = id;
+        fill(body);
+    };
     // SAFETY: no addresses in it.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_CONNECT, body, 0) }
+    unsafe { issue_filled(fd, RDMA_USER_CM_CMD_CONNECT, 0, fill) }
 }
 
 /// LISTEN.
@@ -142,20 +156,26 @@ pub fn listen(fd: RawFd, id: u32, backlog: u32) -> Result<()> {
     unsafe { issue(fd, RDMA_USER_CM_CMD_LISTEN, rdma_ucm_listen { id, backlog }, 0) }
 }
 
-/// ACCEPT: accepts a request (`conn_param` is valid, `uid` identifies the id in events) or the
-/// peer's reply (all zeros).
-pub fn accept(fd: RawFd, id: u32, uid: u64, conn_param: rdma_ucm_conn_param, ece: rdma_ucm_ece) -> Result<()> {
-    let body = rdma_ucm_accept { uid, conn_param, id, ece, ..Default::default() };
+/// ACCEPT of a request: `fill` sets parameters, vendor options and `uid`, which identifies the id in
+/// events. Of the peer's reply: leaves zeros.
+pub fn accept(fd: RawFd, id: u32, fill: impl FnOnce(&mut rdma_ucm_accept)) -> Result<()> {
+    let fill = |body: &mut rdma_ucm_accept| {
+        body.id = id;
+        fill(body);
+    };
     // SAFETY: no addresses in it.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_ACCEPT, body, 0) }
+    unsafe { issue_filled(fd, RDMA_USER_CM_CMD_ACCEPT, 0, fill) }
 }
 
-/// REJECT with at most 255 bytes of private data.
+/// REJECT. Fails with `EINVAL` for more than 255 bytes of private data.
 pub fn reject(fd: RawFd, id: u32, reason: u8, private_data: &[u8]) -> Result<()> {
-    let mut body = rdma_ucm_reject { id, reason, private_data_len: private_data.len() as u8, ..Default::default() };
-    body.private_data[..private_data.len()].copy_from_slice(private_data);
+    let len = u8::try_from(private_data.len()).map_err(|_| Errno::EINVAL)?;
+    let fill = |body: &mut rdma_ucm_reject| {
+        (body.id, body.reason, body.private_data_len) = (id, reason, len);
+        body.private_data[..private_data.len()].copy_from_slice(private_data);
+    };
     // SAFETY: no addresses in it.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_REJECT, body, 0) }
+    unsafe { issue_filled(fd, RDMA_USER_CM_CMD_REJECT, 0, fill) }
 }
 
 /// DISCONNECT.
@@ -164,13 +184,11 @@ pub fn disconnect(fd: RawFd, id: u32) -> Result<()> {
     unsafe { issue(fd, RDMA_USER_CM_CMD_DISCONNECT, rdma_ucm_disconnect { id }, 0) }
 }
 
-/// INIT_QP_ATTR. Returns the attributes for the transition of a QP to `qp_state`.
-pub fn init_qp_attr(fd: RawFd, id: u32, qp_state: u32) -> Result<ib_uverbs_qp_attr> {
-    let mut answer = ib_uverbs_qp_attr::default();
-    let body = rdma_ucm_init_qp_attr { response: response(&raw mut answer), id, qp_state };
+/// INIT_QP_ATTR: the attributes for the transition of a QP to `qp_state`, into zeros.
+pub fn init_qp_attr(fd: RawFd, id: u32, qp_state: u32, answer: &mut ib_uverbs_qp_attr) -> Result<()> {
+    let body = rdma_ucm_init_qp_attr { response: response(answer), id, qp_state };
     // SAFETY: the answer outlives the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_INIT_QP_ATTR, body, size_of_val(&answer))? };
-    Ok(answer)
+    unsafe { issue(fd, RDMA_USER_CM_CMD_INIT_QP_ATTR, body, size_of_val(answer)) }
 }
 
 /// NOTIFY: reports an asynchronous event of the QP.
@@ -192,16 +210,13 @@ pub unsafe fn join_mcast(
     handle: *mut u32,
 ) -> Result<()> {
     const _: () = assert!(size_of::<rdma_ucm_create_id_resp>() == size_of::<u32>());
-    let body = rdma_ucm_join_mcast {
-        response: response(handle),
-        uid,
-        id,
-        addr_size: addr.len(),
-        join_flags,
-        addr: storage(Some(addr)),
+    let fill = |body: &mut rdma_ucm_join_mcast| {
+        (body.response, body.uid, body.id) = (response(handle), uid, id);
+        (body.addr_size, body.join_flags) = (addr.len(), join_flags);
+        put(&mut body.addr, addr);
     };
     // SAFETY: the kernel writes one number: guaranteed by the caller.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_JOIN_MCAST, body, size_of::<u32>()) }
+    unsafe { issue_filled(fd, RDMA_USER_CM_CMD_JOIN_MCAST, size_of::<u32>(), fill) }
 }
 
 /// JOIN_IP_MCAST: as [`join_mcast`], for kernels without that command; full membership only.
@@ -209,9 +224,12 @@ pub unsafe fn join_mcast(
 /// # Safety
 /// As [`join_mcast`].
 pub unsafe fn join_ip_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr, handle: *mut u32) -> Result<()> {
-    let body = rdma_ucm_join_ip_mcast { response: response(handle), uid, addr: inet(Some(addr)), id };
+    let fill = |body: &mut rdma_ucm_join_ip_mcast| {
+        (body.response, body.uid, body.id) = (response(handle), uid, id);
+        put(&mut body.addr, addr);
+    };
     // SAFETY: the kernel writes one number: guaranteed by the caller.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_JOIN_IP_MCAST, body, size_of::<u32>()) }
+    unsafe { issue_filled(fd, RDMA_USER_CM_CMD_JOIN_IP_MCAST, size_of::<u32>(), fill) }
 }
 
 /// LEAVE_MCAST. Returns the number of events that the kernel has reported for the membership.
@@ -223,27 +241,28 @@ pub fn leave_mcast(fd: RawFd, handle: u32) -> Result<u32> {
     Ok(answer.events_reported)
 }
 
-/// GET_EVENT. Waits for the next event; fails with `EAGAIN` if the channel is `O_NONBLOCK`.
-/// `cancelled` is called if the thread is cancelled meanwhile, with the event if the kernel has
-/// already handed it over ([`cancel`]).
-pub fn get_event(fd: RawFd, mut cancelled: impl FnMut(Option<&rdma_ucm_event_resp>)) -> Result<rdma_ucm_event_resp> {
+/// GET_EVENT: waits for the next event, which the kernel writes into the zeros at `answer`. Fails
+/// with `EAGAIN` if the channel is `O_NONBLOCK`. `cancelled` is called if the thread is cancelled
+/// meanwhile, and told whether the kernel has already handed an event over ([`cancel`]).
+///
+/// # Safety
+/// `answer` is valid, and nothing else uses it during the call.
+pub unsafe fn get_event(fd: RawFd, answer: *mut rdma_ucm_event_resp, mut cancelled: impl FnMut(bool)) -> Result<()> {
     /// No number of an event.
     const NONE: u32 = u32::MAX;
-    let mut answer = rdma_ucm_event_resp { event: NONE, ..Default::default() };
-    let place = &raw mut answer;
-    let body = rdma_ucm_get_event { response: response(place) };
-    let undo = || {
-        // SAFETY: this frame still exists, and the kernel has written the answer or will not.
-        let answer = unsafe { place.read_volatile() };
-        cancelled(Some(&answer).filter(|answer| answer.event != NONE));
-    };
+    // SAFETY: valid: guaranteed by the caller.
+    let number = unsafe { &raw mut (*answer).event };
+    // SAFETY: as above.
+    unsafe { number.write(NONE) };
+    let body = rdma_ucm_get_event { response: response(answer) };
+    // SAFETY: as above; the kernel has written the answer or will not.
+    let undo = || cancelled(unsafe { number.read_volatile() } != NONE);
     // SAFETY: the answer outlives the call.
     cancel::with_cleanup(undo, || unsafe {
         issue_and_wait(fd, RDMA_USER_CM_CMD_GET_EVENT, body, size_of::<rdma_ucm_event_resp>())
     })?;
     race_detector::after_event();
-    // SAFETY: all bits are a value of this structure of integers, which the kernel has filled.
-    Ok(unsafe { place.read_volatile() })
+    Ok(())
 }
 
 /// SET_OPTION.
@@ -266,25 +285,16 @@ pub fn migrate_id(fd: RawFd, id: u32, from: RawFd) -> Result<u32> {
     Ok(answer.events_reported)
 }
 
-/// Returns the address in the kernel's 128 bytes; zeros for `None`.
-fn storage(addr: Option<&SockAddr>) -> __kernel_sockaddr_storage {
+/// A place for an address in a command.
+trait AddressPlace {}
+impl AddressPlace for __kernel_sockaddr_storage {}
+/// The IP commands have 28 bytes for both families.
+impl AddressPlace for sockaddr_in6 {}
+
+/// Copies as much of the address as fits.
+fn put<T: AddressPlace>(place: &mut T, addr: &SockAddr) {
     const _: () = assert!(size_of::<__kernel_sockaddr_storage>() == size_of::<libc::sockaddr_storage>());
-    let mut out = __kernel_sockaddr_storage::default();
-    copy(addr, (&raw mut out).cast(), size_of_val(&out));
-    out
-}
-
-/// Returns the address in the 28 bytes that the IP commands have for both families.
-fn inet(addr: Option<&SockAddr>) -> sockaddr_in6 {
-    let mut out = sockaddr_in6::default();
-    copy(addr, (&raw mut out).cast(), size_of_val(&out));
-    out
-}
-
-fn copy(addr: Option<&SockAddr>, out: *mut u8, space: usize) {
-    if let Some(bytes) = addr.map(SockAddr::bytes) {
-        // SAFETY: `out` is writable for `space` bytes, and any bytes are valid in the callers'
-        // structures.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out, bytes.len().min(space)) };
-    }
+    let (bytes, space) = (addr.bytes(), size_of::<T>());
+    // SAFETY: any bytes are a value of the place.
+    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), ptr::from_mut(place).cast(), bytes.len().min(space)) };
 }

@@ -10,8 +10,9 @@ mod recent;
 pub use commands::*;
 pub use recent::*;
 
-use std::mem::size_of;
+use std::mem::{MaybeUninit, size_of};
 use std::os::fd::RawFd;
+use std::ptr;
 
 use super::uapi::rdma_ucm_cmd_hdr;
 use crate::errno::{Errno, Result};
@@ -29,9 +30,27 @@ struct Message<T> {
 /// `body` is the kernel's structure for `cmd`. The memory at the addresses in it is valid for the
 /// sizes in it, and for `out` bytes at `response`.
 unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
-    // Locks may be held, and the answer must not be lost: no cancellation.
-    // SAFETY: `body` and the sizes belong to the command: guaranteed by the caller.
-    cancel::disabled(|| unsafe { send(fd, cmd, body, out) })
+    // SAFETY: guaranteed by the caller.
+    unsafe { issue_filled(fd, cmd, out, |place: &mut T| *place = body) }
+}
+
+/// As [`issue`], for a long structure, which is zero: `fill` sets it where it is.
+///
+/// # Safety
+/// As for [`issue`]; `T` consists of numbers.
+unsafe fn issue_filled<T>(fd: RawFd, cmd: u32, out: usize, fill: impl FnOnce(&mut T)) -> Result<()> {
+    let mut message = MaybeUninit::<Message<T>>::zeroed();
+    // SAFETY: zeros are a value of the kernel's structures.
+    let message = unsafe { message.assume_init_mut() };
+    message.header = header::<T>(cmd, out);
+    fill(&mut message.body);
+    race_detector::before_command();
+    // A direct system call, which is not a cancellation point: locks may be held, and the answer
+    // must not be lost.
+    // SAFETY: the message is readable for its length; the addresses in it are valid: guaranteed by
+    // the caller.
+    let written = unsafe { libc::syscall(libc::SYS_write, fd, ptr::from_ref(message), size_of::<Message<T>>()) };
+    check::<T>(written as isize)
 }
 
 /// As [`issue`], for a command that waits: the thread may be cancelled while it does.
@@ -39,22 +58,21 @@ unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
 /// # Safety
 /// As for [`issue`].
 unsafe fn issue_and_wait<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
-    // SAFETY: `body` and the sizes belong to the command: guaranteed by the caller.
-    cancel::sleep(|| unsafe { send(fd, cmd, body, out) })
+    let message = Message { header: header::<T>(cmd, out), body };
+    race_detector::before_command();
+    // SAFETY: as in `issue_filled`.
+    let write = || unsafe { libc::write(fd, (&raw const message).cast(), size_of::<Message<T>>()) };
+    check::<T>(cancel::sleep(write))
 }
 
-/// # Safety
-/// As for [`issue`].
-unsafe fn send<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
-    let header = rdma_ucm_cmd_hdr { cmd, in_: size_of::<T>() as u16, out: out as u16 };
-    let message = Message { header, body };
-    let length = size_of::<Message<T>>();
-    race_detector::before_command();
-    // SAFETY: the message is readable for its length; the addresses in it are valid: guaranteed by
-    // the caller.
-    let written = unsafe { libc::write(fd, (&raw const message).cast(), length) };
+fn header<T>(cmd: u32, out: usize) -> rdma_ucm_cmd_hdr {
+    rdma_ucm_cmd_hdr { cmd, in_: size_of::<T>() as u16, out: out as u16 }
+}
+
+/// The result of a write(2) of a message.
+fn check<T>(written: isize) -> Result<()> {
     match usize::try_from(written) {
-        Ok(written) if written == length => Ok(()),
+        Ok(written) if written == size_of::<Message<T>>() => Ok(()),
         // A short write sets no errno.
         Ok(_) => Err(Errno::ENODATA),
         Err(_) => Err(Errno::last()),

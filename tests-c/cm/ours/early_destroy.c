@@ -1,14 +1,13 @@
 /*
- * An id that is destroyed because of its event while the call that caused the event has not returned: write of this program
+ * An id that is destroyed because of its event while the call that caused the event has not returned: `command`
  * holds the call back after the command of the kernel. The call must not use the id, whose memory is overwritten. Run on ours
  * only: the reference's join uses it.
  */
-#include "cases.h"
+#include "commands.h"
 #include "rscommon.h"
 
 #include <malloc.h>
 #include <stdatomic.h>
-#include <rdma/rdma_cma_abi.h>
 #include <sys/syscall.h>
 
 /* The command that is held back, until this function has ended in a thread of its own. */
@@ -28,10 +27,9 @@ void free(void *memory)
 	__libc_free(memory);
 }
 
-/* The library's commands to the kernel, too. */
-ssize_t write(int fd, const void *data, size_t len)
+static ssize_t command(int fd, const void *data, size_t len)
 {
-	ssize_t ret = syscall(SYS_write, fd, data, len);
+	ssize_t ret = to_kernel(fd, data, len);
 	struct ucma_abi_cmd_hdr header;
 	pthread_t thread;
 

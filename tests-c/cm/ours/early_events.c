@@ -1,11 +1,10 @@
 /*
  * Events of an id that was not accepted yet, which some kernels report without the library's number: the program does not
- * get them. This program's write forges them. Run on ours only: no kernel of the lab reports them.
+ * get them. `command` forges them. Run on ours only: no kernel of the lab reports them.
  */
-#include "cases.h"
+#include "commands.h"
 
 #include <fcntl.h>
-#include <rdma/rdma_cma_abi.h>
 
 /* The next event that is read; 0: the kernel's. Number of the last connection request. */
 static uint32_t forged, last_request;
@@ -19,22 +18,21 @@ static void forge(struct ucma_abi_event_resp *answer)
 	forged = 0;
 }
 
-/* The library's commands to the kernel, too. */
-ssize_t write(int fd, const void *data, size_t len)
+static ssize_t command(int fd, const void *data, size_t len)
 {
 	struct ucma_abi_get_event message;
 	struct ucma_abi_event_resp *answer;
 	ssize_t ret = (ssize_t)len;
 
 	if (len != sizeof(message))
-		return syscall(SYS_write, fd, data, len);
+		return to_kernel(fd, data, len);
 	memcpy(&message, data, sizeof(message));
 	if (message.cmd != UCMA_CMD_GET_EVENT)
-		return syscall(SYS_write, fd, data, len);
+		return to_kernel(fd, data, len);
 	answer = (struct ucma_abi_event_resp *)(uintptr_t)message.response;
 	if (forged)
 		forge(answer);
-	else if ((ret = syscall(SYS_write, fd, data, len)) >= 0 && answer->event == RDMA_CM_EVENT_CONNECT_REQUEST)
+	else if ((ret = to_kernel(fd, data, len)) >= 0 && answer->event == RDMA_CM_EVENT_CONNECT_REQUEST)
 		last_request = answer->id;
 	return ret;
 }

@@ -3,16 +3,14 @@
  * refers to lives. Run on ours only: the reference's attributes refer to CQs that it has destroyed, and
  * it frees memory whose address the kernel reports later.
  */
-#include "cases.h"
+#include "commands.h"
 
 #include <arpa/inet.h>
-#include <rdma/rdma_cma_abi.h>
 #include <sys/syscall.h>
 
 static bool leaving_fails;
 
-/* The library's commands to the kernel, too. */
-ssize_t write(int fd, const void *data, size_t len)
+static ssize_t command(int fd, const void *data, size_t len)
 {
 	struct ucma_abi_cmd_hdr header;
 
@@ -23,7 +21,7 @@ ssize_t write(int fd, const void *data, size_t len)
 			return -1;
 		}
 	}
-	return syscall(SYS_write, fd, data, len);
+	return to_kernel(fd, data, len);
 }
 
 static struct rdma_cm_id *bound(enum rdma_port_space ps)

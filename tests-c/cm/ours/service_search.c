@@ -1,9 +1,9 @@
 /*
  * A search for a service (rdma_getaddrinfo with RAI_SA) that a signal, a lack of descriptors or pthread_cancel ends: the
- * errno, and what is left. The subnet administrator is played by write of this program, so that kernels without the command
+ * errno, and what is left. The subnet administrator is played by `command`, so that kernels without the command
  * will do. Only for InfiniBand, whose ports are asked.
  */
-#include "cases.h"
+#include "commands.h"
 
 #include <malloc.h>
 #include <sched.h>
@@ -11,7 +11,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
-#include <rdma/rdma_cma_abi.h>
 #include <sys/syscall.h>
 
 enum { FLAG_SA = 0x10, RESOLVE_IB_SERVICE = 23 };
@@ -20,8 +19,7 @@ enum { FLAG_SA = 0x10, RESOLVE_IB_SERVICE = 23 };
 static sem_t begun;
 static bool answers_late;
 
-/* The library's commands to the kernel, too. */
-ssize_t write(int fd, const void *data, size_t len)
+static ssize_t command(int fd, const void *data, size_t len)
 {
 	struct ucma_abi_cmd_hdr header = { .cmd = UINT32_MAX };
 
@@ -33,7 +31,7 @@ ssize_t write(int fd, const void *data, size_t len)
 		sem_post(&begun);
 		return pause();
 	}
-	return syscall(SYS_write, fd, data, len);
+	return to_kernel(fd, data, len);
 }
 
 static int search(void)

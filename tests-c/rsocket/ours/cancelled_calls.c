@@ -118,6 +118,35 @@ static void cancel_in_set_up(void)
 	all_is_well();
 }
 
+static bool complete;
+
+static void *live_as_id(void *unused)
+{
+	struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_TCP);
+	union address address = local_addr(AF_INET, 0);
+	struct rdma_cm_id *bound;
+
+	pthread_cancel(pthread_self());
+	EXPECT(!rdma_create_id(NULL, &bound, NULL, RDMA_PS_TCP) && !rdma_bind_addr(bound, &address.sa));
+	EXPECT(!rdma_create_qp(bound, NULL, &attr) && !rdma_listen(bound, 1));
+	rdma_destroy_qp(bound);
+	EXPECT(!rdma_destroy_id(bound));
+	complete = true;
+	pthread_testcancel();
+	return unused;
+}
+
+/* Calls that do not wait are not cut short, the first of the process included. */
+static void cancel_in_ids(void)
+{
+	pthread_t thread;
+	void *result;
+
+	EXPECT(!pthread_create(&thread, NULL, live_as_id, NULL) && !pthread_join(thread, &result));
+	EXPECT(complete && result == PTHREAD_CANCELED);
+	all_is_well();
+}
+
 /* ---- waits of rdma_* ------------------------------------------------------------------------------------ */
 
 static struct rdma_event_channel *channel;
@@ -248,6 +277,7 @@ int main(int argc, char **argv)
 	CASE(cancel_in_repoll);
 	CASE(cancel_in_devices);
 	CASE(cancel_in_set_up);
+	CASE(cancel_in_ids);
 	CASE(cancel_in_get_cm_event);
 	CASE(cancel_as_a_cm_event_arrives);
 	CASE(cancel_in_synchronous_calls);

@@ -1,8 +1,8 @@
 /*
- * A listener that is shut down while a request waits: rejecting the request is a command of the kernel, which blocks in write
- * of this program. The listener's other calls do not wait for it, but rclose does: it closes the channel of the request.
+ * A listener that is shut down while a request waits: rejecting the request is a command of the kernel, which blocks in
+ * `command`. The listener's other calls do not wait for it, but rclose does: it closes the channel of the request.
  */
-#include "cases.h"
+#include "commands.h"
 #include "rscommon.h"
 
 #include <pthread.h>
@@ -10,7 +10,6 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <rdma/rdma_cma_abi.h>
 
 static union address to;
 static int listener, first, waiting;
@@ -27,8 +26,7 @@ static void await_semaphore(sem_t *semaphore)
 		EXPECT(errno == EINTR);
 }
 
-/* The library's commands to the kernel, too. */
-ssize_t write(int fd, const void *data, size_t len)
+static ssize_t command(int fd, const void *data, size_t len)
 {
 	struct ucma_abi_get_event event = { .cmd = 0 };
 	ssize_t ret;
@@ -40,7 +38,7 @@ ssize_t write(int fd, const void *data, size_t len)
 			await_semaphore(&may_go_on);
 		}
 	}
-	ret = syscall(SYS_write, fd, data, len);
+	ret = to_kernel(fd, data, len);
 	if (ret == (ssize_t)len && event.cmd == UCMA_CMD_GET_EVENT) {
 		const struct ucma_abi_event_resp *answer = (const void *)(uintptr_t)event.response;
 
