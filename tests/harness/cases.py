@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 
-def matches(name, pattern):
-    """Returns whether --only selects a case, by its name or a shell pattern; no pattern selects all."""
-    return not pattern or fnmatch.fnmatchcase(name, pattern)
+def matches(name, patterns):
+    """Returns whether --only selects a case: by names or shell patterns, separated by commas; none selects all."""
+    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split(","))
 
 
 def choose(names, pattern):

@@ -9,7 +9,7 @@ KNOWN = {
     "device": {"choices": [*DEVICES, "ib"], "help": "only on this device"},
     "lab_device": {"flag": "--device", "choices": [*DEVICES, "ib", "fabric", "ports"],
                    "help": "only on this device (default: rxe and siw); fabric: InfiniBand with partitions; ports: with two ports"},
-    "only": {"metavar": "CASE", "default": "", "help": "only this case (a pattern such as 'name*' is possible)"},
+    "only": {"metavar": "CASE[,CASE]", "default": "", "help": "only these cases (patterns such as 'name*' are possible)"},
     "reference": {"choices": ["44.0", "65.0", "newest"], "type": lambda version: {"newest": "65.0"}.get(version, version),
                   "help": "version of the reference; newest, or 65.0: 65.0 or newer, as found"},
     "kernel": {"default": "6.1", "help": "kernel of the lab: 6.1, 7.2, debian or debian-6.12 (6.1)"},
