@@ -107,20 +107,26 @@ static void dup2_onto(void)
 
 /* ---- closing from elsewhere ------------------------------------------------ */
 
-static int doomed[ROUNDS];
+static int doomed[ROUNDS], refused[ROUNDS];
 static volatile sig_atomic_t closed, close_failed;
 
 static void close_one(int signal)
 {
-	int saved = errno;
+	int saved = errno, i = closed;
 
 	(void)signal;
-	if (closed < ROUNDS && close(doomed[closed++]) != 0)
-		close_failed = 1;
+	if (i < ROUNDS && close(doomed[i]) != 0) {
+		refused[i] = errno == EAGAIN;
+		close_failed |= !refused[i];
+	}
+	closed = i + 1;
 	errno = saved;
 }
 
-/* A signal handler closes other sockets than those that the interrupted calls use. */
+/*
+ * A signal handler closes other sockets than those that the interrupted calls use. What is refused in the middle of a call
+ * is closed later.
+ */
 static void close_in_handler(void)
 {
 	struct sigaction action = { .sa_handler = close_one, .sa_flags = SA_RESTART };
@@ -138,6 +144,8 @@ static void close_in_handler(void)
 	memset(&timer, 0, sizeof(timer));
 	EXPECT(setitimer(ITIMER_PROF, &timer, NULL) == 0);
 	EXPECT(!close_failed);
+	for (int i = 0; i < ROUNDS; i++)
+		EXPECT(!refused[i] || close(doomed[i]) == 0);
 	for (int i = 0; i < ROUNDS; i++)
 		EXPECT_ERROR((int)write(doomed[i], "x", 1), EBADF);
 	EXPECT(talk(fd[0], fd[1]));
