@@ -129,7 +129,10 @@ fn serve(number: usize, event: &libc::epoll_event) {
         reactor.registrations.get(&key).map(|registration| registration.service.clone())
     });
     if service.is_some_and(|service| !service.second_is_readable()) {
-        with(number, |reactor| Some(reactor.watch_again(key)));
+        with(number, |reactor| {
+            reactor.watch_again(key);
+            Some(())
+        });
     }
 }
 
