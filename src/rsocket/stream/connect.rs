@@ -220,7 +220,7 @@ impl Stream {
         let offer = unconnected.connection_data().emit();
         let mut data = [0; wire::IP_HEADER + ConnData::LEN];
         let start = if self.domain == AF_IB {
-            data[..wire::IP_HEADER].copy_from_slice(&super::addr::ip_header(id)?);
+            data[..wire::IP_HEADER].copy_from_slice(&super::options::ip_header(id)?);
             wire::IP_HEADER
         } else {
             0

@@ -7,20 +7,15 @@
 //! only free space, so that CQ is polled, or waited for, when space is short.
 //!
 //! The peer writes by RDMA into three parts of the receive side's memory: the target SGL, the
-//! iomap, and the receive ring, next to which there may be a larger one ([`receive_rings`]). The
+//! iomap, and the receive ring, next to which there may be a larger one ([`receive`]). The
 //! first two are read by volatile copies; data in the ring is copied to the program after the
 //! completion that announced it. The peer can write to no other memory of the process.
 
 mod completions;
-mod control;
 mod gather;
-mod hold;
 mod post;
 mod receive;
-mod receive_rings;
 mod send;
-mod send_buffer;
-mod sizes;
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -38,12 +33,10 @@ use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY
 use crate::sys::alloc::try_box;
 use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
 pub(super) use gather::{Gather, MAX_COLLECTED, parts};
-use post::QueuePair;
+use post::{QueuePair, Sizes};
 pub(super) use post::{RdmaWrite, SendQueue};
 use receive::ReceiveSide;
-use send::SendSide;
-use send_buffer::SendBuffer;
-use sizes::Sizes;
+use send::{SendBuffer, SendSide};
 
 /// Entries of the target SGL.
 const SGL: usize = SGL_ENTRIES as usize;
@@ -59,6 +52,8 @@ const REPOST: usize = EXTRA_RECEIVES as usize / 2;
 const IMM_LEN: usize = 4;
 /// Bytes of the ring of a new stream: a power of two, so that blocks of that size end with it.
 const FIRST_RING: usize = 1 << 13;
+/// Fewer bytes are copied under the lock: giving it back and taking it again would take longer.
+pub(super) const LARGE: usize = 1 << 12;
 /// Space for the bytes of a control message that do not go inline.
 const CONTROL_DATA: usize = 32;
 /// Number of completions polled at a time.

@@ -1,13 +1,11 @@
 //! Stream rsockets.
 //!
 //! A stream's lock guards everything behind its descriptor. It is held while data is copied, unless
-//! that is much and another thread uses the stream ([`outbox`], [`copying`]), and never while
-//! waiting. One of the
-//! threads that wait for a connected stream, the leader, sleeps in its completion channel and
-//! notifies the others. The reactor delivers connection manager events.
+//! that is much and another thread uses the stream ([`outbox`], [`data`]), and never while waiting.
+//! One of the threads that wait for a connected stream, the leader, sleeps in its completion channel
+//! and notifies the others. The reactor delivers connection manager events.
 
 mod accept;
-mod addr;
 mod background_close;
 mod backlog;
 mod blocking;
@@ -15,33 +13,25 @@ mod channel_leader;
 mod close;
 mod connect;
 mod connection;
-mod copying;
 mod data;
-mod domain;
 mod held;
-mod hold;
 mod iomap;
 mod options;
 mod outbox;
-mod posting;
 mod readiness;
 mod service;
-mod sockopt;
-mod start;
 mod starting;
-mod stop_listening;
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-pub use addr::name_len;
 pub use background_close::wait_for_all;
 pub use data::Received;
-pub use options::Value;
 #[cfg(fuzzing)]
 pub use options::after_calls;
+pub use options::{Value, name_len};
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;

@@ -1,19 +1,30 @@
 //! The send side: writes stream data into the peer's buffers, and riowrite(3) data into memory that
 //! the peer has mapped.
+//!
+//! The [`SendBuffer`] is allocated on first use, as large as the first message requires, and grown for
+//! a stream that it limits.
+//!
+//! Small messages are held while earlier ones are on their way ([`Sender::may_hold`]). Held bytes lie in the send buffer and are no message yet. Everything that is sent after them,
+//! and every call of the program that may wait, sends them first. Otherwise the completion of the
+//! earlier messages does, which the leader or the reactor notices (`stream/held.rs`).
+//!
+//! [`Sender::may_hold`]: crate::rsocket::flow::Sender::may_hold
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use super::gather::{Gather, MAX_COLLECTED, Source};
-use super::post::{RdmaWrite, SendQueue, inline_sge};
-use super::send_buffer::SendBuffer;
-use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection};
-use crate::errno::Result;
+use super::post::{QueuePair, RdmaWrite, SendQueue, inline_sge};
+use super::receive::{self, Grown};
+use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection, LARGE};
+use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Chunk, Sender};
-use crate::rsocket::stream::copying::LARGE;
+use crate::rsocket::growth_budget::{self, Reservation};
 use crate::rsocket::stream::outbox::Outbox;
 use crate::rsocket::wire::{ConnData, Message, Region};
-use crate::sys::rc::{CompletionQueue, Sge};
+use crate::sys::event;
+use crate::sys::rc::{CompletionQueue, MemoryRegion, Sge};
+use crate::sys::verbs::ibv_pd;
 
 /// Memory of the peer, from its connection data.
 #[derive(Clone, Copy, Debug)]
@@ -368,5 +379,355 @@ impl Connection {
     pub fn give_memory_back(&mut self) {
         self.reap_send_cq();
         self.send.give_buffer_back();
+    }
+}
+
+/// Bytes of a buffer that has grown once, and twice.
+const STEPS: [u32; 2] = [1 << 18, 1 << 20];
+/// Number of times that the buffer must have limited the stream before it grows.
+const GROW_AFTER: u32 = 2;
+/// Bytes of a buffer to try if there is no memory for a larger one.
+const SMALL: [u32; 3] = [1 << 16, 1 << 14, 1 << 12];
+
+#[derive(Debug)]
+pub(super) enum Memory {
+    First(MemoryRegion),
+    Grown(Grown),
+}
+
+impl Memory {
+    fn region(&self) -> &MemoryRegion {
+        match self {
+            Memory::First(memory) => memory,
+            Memory::Grown(grown) => &grown.memory,
+        }
+    }
+
+    /// Allocates memory of a first size.
+    ///
+    /// # Safety
+    /// A live PD that outlives the result.
+    pub unsafe fn first(pd: NonNull<ibv_pd>, size: u32) -> Result<Memory> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { MemoryRegion::new(pd, size as usize, false).map(Memory::First) }
+    }
+
+    /// As [`first`](Self::first), but smaller if there is no memory for `size` bytes. Returns its
+    /// size, too.
+    ///
+    /// # Safety
+    /// See [`first`](Self::first).
+    pub unsafe fn first_or_smaller(pd: NonNull<ibv_pd>, size: u32) -> Result<(Memory, u32)> {
+        // SAFETY: guaranteed by the caller.
+        let allocate = |size| unsafe { Memory::first(pd, size).map(|memory| (memory, size)) };
+        let mut smaller = SMALL.into_iter().filter(|&small| small < size);
+        allocate(size).or_else(|error| smaller.find_map(|size| allocate(size).ok()).ok_or(error))
+    }
+}
+
+/// Allocates a buffer of the first size; idle streams may have to free memory for it.
+fn allocate(qp: &QueuePair, size: u32) -> Result<Memory> {
+    growth_budget::with_memory(|| allocate_now(qp, size))
+}
+
+fn allocate_now(qp: &QueuePair, size: u32) -> Result<Memory> {
+    // SAFETY: the PD is that of the live QP, and outlives the connection.
+    unsafe { Memory::first(qp.pd()?, size) }
+}
+
+/// Returns the size of the buffer for a first message of `len` bytes.
+fn first_size_for(len: usize, first_size: u32) -> u32 {
+    match len {
+        ..=0x1000 => first_size.min(1 << 14),
+        0x1001..=0x10000 => first_size.min(1 << 16),
+        _ => first_size,
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct SendBuffer {
+    memory: Option<Memory>,
+    size: u32,
+    first_size: u32,
+    may_grow: bool,
+    /// Number of times that the buffer has limited the stream.
+    limited: u32,
+    /// Number of times that the buffer could not grow.
+    refused: u32,
+    /// The previous buffer, until this work request completes.
+    old: Option<(Memory, u64)>,
+}
+
+impl SendBuffer {
+    pub fn new(size: u32, may_grow: bool) -> SendBuffer {
+        SendBuffer { memory: None, size, first_size: size, may_grow, limited: 0, refused: 0, old: None }
+    }
+
+    /// Returns the first size, in bytes.
+    pub fn first_size(&self) -> u32 {
+        self.first_size
+    }
+
+    /// Returns the next larger size.
+    fn larger(&self) -> Option<u32> {
+        if self.is_small() {
+            return Some(self.first_size);
+        }
+        receive::next_step(STEPS, self.size).filter(|_| self.may_grow)
+    }
+
+    /// Returns whether the buffer is smaller than the first size, which it gets when it is used up for
+    /// the first time: a connection that sends more would process completions too often.
+    pub fn is_small(&self) -> bool {
+        self.size < self.first_size
+    }
+
+    /// Returns whether the buffer is to be allocated by the next message that needs it.
+    #[inline]
+    pub fn is_missing(&self) -> bool {
+        self.memory.is_none()
+    }
+
+    fn region(&mut self, qp: &QueuePair) -> Result<&MemoryRegion> {
+        let memory = match &mut self.memory {
+            Some(memory) => memory,
+            none => none.insert(allocate(qp, self.size)?),
+        };
+        Ok(memory.region())
+    }
+
+    /// Copies `bytes` into the buffer, from `offset` on. Returns their scatter/gather list.
+    #[inline]
+    pub fn fill(&mut self, qp: &QueuePair, bytes: impl Source, offset: u32) -> Result<[Sge; 2]> {
+        let (size, offset) = (self.size as usize, offset as usize);
+        let region = self.region(qp)?;
+        let first = bytes.size().min(size - offset);
+        let (contiguous, wrapped) = bytes.split(first);
+        let start = region.start();
+        // SAFETY: both parts lie in the buffer, in space that the flow control has found free: no
+        // outstanding work request reads it.
+        unsafe {
+            contiguous.copy_to(start.add(offset));
+            wrapped.copy_to(start);
+        }
+        Ok(sg_list(region, offset, [first, wrapped.size()]))
+    }
+
+    /// Returns the scatter/gather list of `len` bytes that were copied from `offset` on, or will
+    /// be.
+    pub fn filled(&mut self, qp: &QueuePair, offset: u32, len: u32) -> Result<[Sge; 2]> {
+        let first = len.min(self.size - offset);
+        Ok(sg_list(self.region(qp)?, offset as usize, [first as usize, (len - first) as usize]))
+    }
+}
+
+/// Returns the scatter/gather list of bytes at `offset`, and of those that follow at the beginning
+/// of the buffer.
+#[inline]
+fn sg_list(region: &MemoryRegion, offset: usize, [first, wrapped]: [usize; 2]) -> [Sge; 2] {
+    let (start, lkey) = (region.start().as_ptr() as usize as u64, region.lkey());
+    [Sge { addr: start + offset as u64, len: first as u32, lkey }, Sge { addr: start, len: wrapped as u32, lkey }]
+}
+
+impl SendSide {
+    /// Provides the buffer for a first message of `len` bytes. If that fails, so does the message.
+    #[cold]
+    #[inline(never)]
+    pub fn provide_buffer(&mut self, qp: &QueuePair, len: usize) {
+        let size = first_size_for(len, self.buffer.first_size);
+        // SAFETY: the PD is that of the live QP, and outlives the connection.
+        let smaller = |pd| unsafe { Memory::first_or_smaller(pd, size) };
+        let allocated = allocate(qp, size).map(|memory| (memory, size));
+        if let Ok((memory, size)) = allocated.or_else(|_| qp.pd().and_then(smaller)) {
+            self.flow.replace_buffer(size);
+            self.buffer.size = size;
+            self.buffer.memory = Some(memory);
+        }
+    }
+
+    /// Counts that the buffer has limited the stream, and grows the buffer if it did so repeatedly.
+    pub fn grow_buffer(&mut self, qp: &QueuePair) {
+        let buffer = &mut self.buffer;
+        let Some(size) = buffer.larger() else { return };
+        buffer.limited += 1;
+        let limit = if buffer.is_small() { 1 } else { GROW_AFTER };
+        if buffer.limited < limit << buffer.refused.min(16) {
+            return;
+        }
+        buffer.limited = 0;
+        match self.larger_buffer(qp, size) {
+            Ok(memory) => {
+                self.buffer.refused = 0;
+                self.replace_buffer(memory, size);
+            }
+            // Tried less often from now on.
+            Err(_) => self.buffer.refused = self.buffer.refused.saturating_add(1),
+        }
+    }
+
+    /// Returns memory of `size` bytes. Fails with `ENOMEM`.
+    fn larger_buffer(&mut self, qp: &QueuePair, size: u32) -> Result<Memory> {
+        if self.buffer.old.is_some() {
+            return Err(Errno::ENOMEM);
+        }
+        if size == self.buffer.first_size {
+            return allocate_now(qp, size).map_err(|_| Errno::ENOMEM);
+        }
+        let reservation = Reservation::take(size);
+        // SAFETY: the PD is that of the live QP, and outlives the connection.
+        unsafe { Grown::with(reservation, qp.pd()?, size, false).map(Memory::Grown) }
+    }
+
+    /// Frees the buffer if no data is outstanding. The next send that needs it allocates it again, in
+    /// the first size.
+    pub fn give_buffer_back(&mut self) {
+        let buffer = &mut self.buffer;
+        if self.flow.is_idle() && buffer.old.is_none() {
+            self.flow.replace_buffer(buffer.first_size);
+            buffer.size = buffer.first_size;
+            buffer.memory = None;
+        }
+    }
+
+    fn replace_buffer(&mut self, memory: Memory, size: u32) {
+        let last_wr_id = self.flow.replace_buffer(size);
+        let old = self.buffer.memory.replace(memory);
+        self.buffer.size = size;
+        self.buffer.old = old.map(|old| (old, last_wr_id));
+        self.drop_old_buffer();
+    }
+
+    /// Frees the previous buffer if no outstanding work request uses it.
+    #[inline]
+    pub fn drop_old_buffer(&mut self) {
+        if let Some((_, wr_id)) = self.buffer.old
+            && self.flow.is_complete(wr_id)
+        {
+            self.buffer.old = None;
+        }
+    }
+}
+
+/// Bytes of the message for which the send buffer is allocated if small messages need it first.
+const HOLD_BUFFER: usize = 1 << 16;
+
+impl Connection {
+    /// Sets TCP_NODELAY.
+    pub fn set_nodelay(&mut self, nodelay: bool) {
+        self.send.flow.set_nodelay(nodelay);
+    }
+
+    /// A call of `thread` sends data.
+    #[inline]
+    pub fn sends_from(&mut self, thread: u64) {
+        self.send.thread = thread;
+    }
+
+    /// A call of `thread` receives, or waits for data: if the same thread has sent, what is held is
+    /// sent now, and what it sends next begins a new row. Returns whether this has sent something,
+    /// or failed to.
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
+    pub fn turn_to_receive(&mut self, thread: u64) -> bool {
+        if self.send.thread != thread {
+            self.note_reader();
+            return false;
+        }
+        self.send.is_shared = false;
+        let had_held = self.has_held();
+        if had_held {
+            self.send_held_now();
+        }
+        self.send.flow.end_row();
+        had_held
+    }
+
+    /// The thread that receives is not the one that has sent, if one has.
+    #[inline(never)]
+    fn note_reader(&mut self) {
+        self.send.is_shared |= self.send.thread != 0 && event::cpus() > 1;
+    }
+
+    /// Returns whether data is held.
+    #[inline]
+    pub fn has_held(&self) -> bool {
+        self.send.flow.held() > 0
+    }
+
+    /// Returns whether a message may have to be held, or sent after held ones.
+    #[inline]
+    pub fn is_in_row(&self) -> bool {
+        self.send.flow.is_in_row()
+    }
+
+    /// Holds a message. Returns false if it has to be sent at once, after what is held.
+    #[inline]
+    pub fn hold<S: Source>(&mut self, data: S) -> bool {
+        self.send.flow.may_hold(data.size()) && self.hold_now(data)
+    }
+
+    #[inline(never)]
+    fn hold_now<S: Source>(&mut self, data: S) -> bool {
+        if !self.send.flow.is_busy() {
+            return false;
+        }
+        self.reap_send_cq();
+        if !self.send.flow.is_busy() {
+            if !self.has_held() {
+                self.send.flow.looked_in_vain();
+            }
+            return false;
+        }
+        if self.send.buffer.is_missing() {
+            self.send.provide_buffer(&self.qp, HOLD_BUFFER);
+            if self.send.buffer.is_missing() {
+                self.send.flow.looked_in_vain();
+                return false;
+            }
+        }
+        let Some(offset) = self.send.flow.plan_hold(data.size()) else { return false };
+        // Without memory for the buffer the message is sent inline, or the call fails.
+        if self.send.buffer.fill(&self.qp, data, offset).is_err() {
+            self.send.flow.looked_in_vain();
+            return false;
+        }
+        self.send.flow.hold(data.size() as u32);
+        true
+    }
+
+    /// Sends what is held. The connection records a failure.
+    #[inline]
+    pub fn send_held(&mut self) {
+        if self.has_held() {
+            self.send_held_now();
+        }
+    }
+
+    #[inline(never)]
+    fn send_held_now(&mut self) {
+        if self.failed.is_some() {
+            return self.send.flow.drop_held();
+        }
+        let Some(chunk) = self.send.flow.plan_held() else { return };
+        // The buffer exists, and has the same size as when the bytes were copied.
+        let Ok(sg_list) = self.send.buffer.filled(&self.qp, chunk.offset, chunk.len) else { return };
+        let request = self.send.flow.take_held(&chunk);
+        let write = self.write_of(&chunk, sg_list, false, request);
+        let _ = self.post(write);
+        self.use_next_target();
+    }
+
+    /// Sends what is held if the messages before it have arrived.
+    pub(super) fn send_held_after_others(&mut self) {
+        if self.has_held() && (!self.send.flow.is_busy() || self.failed.is_some()) {
+            self.send_held_now();
+        }
+    }
+
+    /// Polls the send CQ. Returns whether what is held has to wait.
+    pub fn must_hold(&mut self) -> bool {
+        self.reap_send_cq();
+        self.send.flow.is_busy() && self.failed.is_none()
     }
 }
