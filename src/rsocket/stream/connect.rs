@@ -220,7 +220,7 @@ impl Stream {
         let offer = unconnected.connection_data().emit();
         let mut data = [0; wire::IP_HEADER + ConnData::LEN];
         let start = if self.domain == AF_IB {
-            data[..wire::IP_HEADER].copy_from_slice(&super::options::ip_header(id)?);
+            data[..wire::IP_HEADER].copy_from_slice(&ip_header(id)?);
             wire::IP_HEADER
         } else {
             0
@@ -539,6 +539,13 @@ fn errno_of(kind: u32, status: c_int) -> Errno {
         _ if kind == RDMA_CM_EVENT_UNREACHABLE as u32 => Errno::ETIMEDOUT,
         _ => Errno::ECONNREFUSED,
     }
+}
+
+/// Returns the IP header that precedes the private data of AF_IB connections.
+fn ip_header(id: &CmId) -> Result<[u8; wire::IP_HEADER]> {
+    let id = id.id();
+    let (from, to) = (SockAddr::from_storage(&id.source())?, SockAddr::from_storage(&id.destination())?);
+    Ok(wire::ip_header(&from, &to))
 }
 
 #[cfg(test)]

@@ -23,8 +23,9 @@ use libc::iovec;
 
 use super::blocking::Wait;
 use super::channel_leader::{self, EventSource};
-use super::connection::{Gather, MAX_COLLECTED, parts};
-use super::{Guard, Phase, State, Stream, held, outbox};
+use super::connection::{Gather, MAX_COLLECTED, RdmaWrite, SendQueue, parts};
+use super::outbox::{self, Outbox, Posts};
+use super::{Guard, Phase, Received, State, Stream, held};
 use crate::errno::{Errno, Result};
 
 /// Flags that the fast path accepts: they make no difference to a call that does not wait.
@@ -33,16 +34,6 @@ const FAST_PATH_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 const SLEEPS: u8 = 4;
 /// Flags that rsockets do not support.
 const UNSUPPORTED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
-
-/// What [`Stream::receive_at_once`] has found.
-pub enum Received {
-    /// Data: the number of bytes that were copied.
-    Data(usize),
-    /// Nothing yet. The stream stays locked, for [`Stream::receive_locked`].
-    Nothing,
-    /// The call needs the slow path.
-    Unusual,
-}
 
 impl Stream {
     /// Fast path: returns buffered data.
@@ -636,6 +627,57 @@ impl Stream {
             }
         }
         (state, done)
+    }
+}
+
+impl Stream {
+    /// Returns whether the connection must not be dropped: a thread uses it without the lock.
+    pub(super) fn is_kept(&self, state: &State) -> bool {
+        state.connection.as_ref().is_some_and(|connection| connection.is_in_use())
+    }
+}
+
+impl Posts for Stream {
+    type Write = RdmaWrite;
+    type Queue = SendQueue;
+
+    fn outbox(state: &mut State) -> Option<(&mut Outbox<RdmaWrite>, SendQueue)> {
+        state.connection.as_mut().map(|connection| connection.outbox())
+    }
+
+    fn post(queue: &SendQueue, writes: &[Option<RdmaWrite>]) -> Result<()> {
+        for pair in writes.chunks(2) {
+            for write in pair.iter().flatten() {
+                // SAFETY: only writes of the calling thread's own call have bytes to copy, so they
+                // are readable; the flow control has reserved their space in the send buffer.
+                unsafe { write.copy() };
+            }
+            match *pair {
+                [Some(first), Some(second)] if first.has_message_with_bytes() && second.has_message_with_bytes() => {
+                    queue.post_both([first, second])?;
+                }
+                _ => pair.iter().flatten().try_for_each(|&write| queue.post(write))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn post_failed(&self, state: &mut State, error: Errno) {
+        if let Some(connection) = &mut state.connection {
+            connection.fail(error);
+            // Writes of other calls were discarded, too: all work requests complete, which wakes a
+            // leader in every phase.
+            connection.flush_qp();
+        }
+        self.process_completions(state);
+    }
+
+    fn is_in_use(&self, state: &mut State) -> bool {
+        self.is_kept(state)
+    }
+
+    fn is_closing(state: &State) -> bool {
+        state.is_closed()
     }
 }
 

@@ -20,6 +20,7 @@ mod options;
 mod outbox;
 mod readiness;
 mod service;
+mod sockopt;
 mod starting;
 
 use std::ffi::c_int;
@@ -28,10 +29,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 pub use background_close::wait_for_all;
-pub use data::Received;
+pub use options::Value;
 #[cfg(fuzzing)]
 pub use options::after_calls;
-pub use options::{Value, name_len};
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
@@ -46,7 +46,7 @@ use crate::sys::alloc::try_arc;
 use crate::sys::futex::Changes;
 use crate::sys::lock::{self, Lock};
 use crate::sys::owner::Owner;
-use crate::sys::sockaddr::{AF_IB, SockAddr};
+use crate::sys::sockaddr::{AF_IB, SockAddr, len_of_family};
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
@@ -72,6 +72,16 @@ pub struct Stream {
     channel_fd: AtomicI32,
     /// The stream connects, and the thread that holds its lock is in a command that may block.
     in_command: AtomicBool,
+}
+
+/// What [`Stream::receive_at_once`] has found.
+pub enum Received {
+    /// Data: the number of bytes that were copied.
+    Data(usize),
+    /// Nothing yet. The stream stays locked, for [`Stream::receive_locked`].
+    Nothing,
+    /// The call needs the slow path.
+    Unusual,
 }
 
 /// State behind a stream's lock.
@@ -386,6 +396,11 @@ pub fn in_child() {
     background_close::in_child();
 }
 
+/// Returns the length of an address in bytes, by its family.
+pub fn name_len(name: &libc::sockaddr_storage) -> usize {
+    len_of_family(c_int::from(name.ss_family)).unwrap_or(size_of::<libc::sa_family_t>())
+}
+
 /// Copies the program's address. Fails with `EINVAL` if `len` is less than the length of its
 /// family.
 ///
@@ -398,7 +413,7 @@ pub unsafe fn address(addr: *const libc::sockaddr, len: libc::socklen_t) -> Resu
     }
     // SAFETY: `len` bytes are readable: guaranteed by the caller; the family lies within them.
     let family = unsafe { (&raw const (*addr.as_ptr()).sa_family).read_unaligned() };
-    let needed = crate::sys::sockaddr::len_of_family(c_int::from(family)).ok_or(Errno::EAFNOSUPPORT)?;
+    let needed = len_of_family(c_int::from(family)).ok_or(Errno::EAFNOSUPPORT)?;
     if (len as usize) < needed {
         return Err(Errno::EINVAL);
     }

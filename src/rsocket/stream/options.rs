@@ -1,25 +1,13 @@
-//! Socket options of a stream, and their values for rgetsockopt(3) and rsetsockopt(3); the flags of
-//! rfcntl(3); a stream's addresses.
+//! Socket options of a stream, and their values for getsockopt(2) and setsockopt(2).
 
 use std::ffi::c_int;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use libc::sockaddr_storage;
-
-use super::held::HoldsData;
-use super::{Phase, State, Stream};
-use crate::cm;
-use crate::diag::Endpoints;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
-use crate::rsocket::cm_id::CmId;
 use crate::rsocket::config::{self, MIN_SEND_BUFFER, SMALL_SEND_BUFFER, defaults};
 use crate::rsocket::wire;
 use crate::sys::alloc::try_copy;
-use crate::sys::sockaddr::{self, SockAddr};
-use crate::sys::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS};
 
 /// Largest buffer in bytes: half of it has to fit an SGL entry.
 const MAX_BUFFER: u32 = 1 << 30;
@@ -331,7 +319,7 @@ impl Value {
 }
 
 /// Parses an int. Fails with `EINVAL` for fewer bytes.
-pub(in crate::rsocket) fn number(value: &[u8]) -> Result<c_int> {
+pub fn number(value: &[u8]) -> Result<c_int> {
     value.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes)).ok_or(Errno::EINVAL)
 }
 
@@ -345,7 +333,7 @@ fn number_or_byte(value: &[u8]) -> Result<c_int> {
 
 /// Parses a struct timeval; `None`, for zero, means no time-out. As in Linux, with a negative
 /// number of seconds calls time out at once.
-pub(in crate::rsocket) fn timeout(value: &[u8]) -> Result<Option<Duration>> {
+pub fn timeout(value: &[u8]) -> Result<Option<Duration>> {
     let field =
         |at: usize| value.get(at..at + 8).and_then(|bytes| bytes.first_chunk()).map(|bytes| i64::from_ne_bytes(*bytes));
     let (seconds, micros) = field(0).zip(field(8)).ok_or(Errno::EINVAL)?;
@@ -355,160 +343,4 @@ pub(in crate::rsocket) fn timeout(value: &[u8]) -> Result<Option<Duration>> {
     let Ok(seconds) = u64::try_from(seconds) else { return Ok(Some(Duration::ZERO)) };
     let time = Duration::from_secs(seconds) + Duration::from_micros(micros.unsigned_abs());
     Ok((!time.is_zero()).then_some(time))
-}
-
-/// TCP_MAXSEG of a stream without a path, in bytes.
-const DEFAULT_MAXSEG: c_int = 2048;
-/// Length of `struct tcp_info` in bytes, and the offset of its congestion window (linux/tcp.h).
-const TCP_INFO: usize = 104;
-const TCP_INFO_CWND: usize = 80;
-
-impl Stream {
-    /// Returns the flags of rfcntl(F_GETFL).
-    pub fn flags(&self) -> Result<c_int> {
-        Ok(self.enter()?.flags)
-    }
-
-    /// rfcntl(F_SETFL): only O_NONBLOCK has an effect.
-    pub fn set_flags(&self, flags: c_int) -> Result<()> {
-        self.enter()?.flags = flags & (libc::O_NONBLOCK | libc::O_APPEND | libc::O_ASYNC);
-        Ok(())
-    }
-
-    /// rgetsockopt(3).
-    pub fn option(&self, level: c_int, name: c_int) -> Result<Value> {
-        let mut state = self.enter()?;
-        match (level, name) {
-            (libc::SOL_SOCKET, libc::SO_ERROR) => {
-                self.process_completions(&mut state);
-                Ok(Value::int(state.take_error().map_or(0, Errno::get)))
-            }
-            (base::private::LEVEL, base::private::READABLE_BYTES) => {
-                self.process_completions(&mut state);
-                let available = state.connection.as_ref().map_or(0, |connection| connection.available());
-                Ok(Value::int(c_int::try_from(available).unwrap_or(c_int::MAX)))
-            }
-            (base::private::LEVEL, base::private::UNSENT_BYTES) => {
-                let unsent = state.connection.as_mut().map_or(0, |connection| connection.unsent());
-                Ok(Value::int(c_int::try_from(unsent).unwrap_or(c_int::MAX)))
-            }
-            (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(Value::int(libc::SOCK_STREAM)),
-            (libc::SOL_SOCKET, libc::SO_DOMAIN) => Ok(Value::int(self.domain)),
-            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Ok(Value::int(libc::IPPROTO_TCP)),
-            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-                Ok(Value::int(matches!(state.phase, Phase::Listening(_)).into()))
-            }
-            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
-                let mtu = state.id()?.id().first_path().map(|path| path.mtu);
-                Ok(Value::int(
-                    mtu.filter(|mtu| (1..=5).contains(mtu)).map_or(DEFAULT_MAXSEG, |mtu| 128 << c_int::from(mtu)),
-                ))
-            }
-            (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-                let mut info = [0; TCP_INFO];
-                // The states of netinet/tcp.h.
-                info[0] = match state.phase {
-                    Phase::Connected => 1,
-                    Phase::Connecting(_) => 2,
-                    Phase::Accepting(_) => 3,
-                    Phase::Listening(_) => 10,
-                    _ => 7,
-                };
-                let window = state.connection.as_ref().map_or(0, |connection| connection.credits());
-                info[TCP_INFO_CWND..TCP_INFO_CWND + 4].copy_from_slice(&window.to_ne_bytes());
-                Ok(Value::bytes(&info))
-            }
-            _ => state.options.get(level, name),
-        }
-    }
-
-    /// rsetsockopt(3).
-    pub fn set_option(self: &Arc<Self>, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
-        let mut state = self.enter()?;
-        // Accepted connections inherit the listener's options.
-        let fixed = !matches!(state.phase, Phase::Idle | Phase::Listening(_));
-        if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) && (state.bound.is_some() || fixed) {
-            return Err(Errno::EINVAL);
-        }
-        match state.options.set(level, name, value, fixed)? {
-            Effect::None => Ok(()),
-            Effect::Keepalive => self.change_keep_alive(state),
-            Effect::Nodelay => {
-                self.send_held(&mut state);
-                let nodelay = state.options.nodelay;
-                if let Some(connection) = &mut state.connection {
-                    connection.set_nodelay(nodelay);
-                }
-                Ok(())
-            }
-            Effect::Reuse => {
-                let on = c_int::from(state.options.reuse);
-                state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on.to_ne_bytes())
-            }
-            Effect::Tos => state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[state.options.tos]),
-        }
-    }
-}
-
-impl State {
-    /// Applies the options that belong to the id to a new id, if the program has set them.
-    pub(super) fn apply_options(&self) -> Result<()> {
-        let id = self.id()?;
-        let on: c_int = 1;
-        if self.options.reuse {
-            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on.to_ne_bytes())?;
-        }
-        if self.options.tos != 0 {
-            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[self.options.tos])?;
-        }
-        Ok(())
-    }
-}
-
-impl Stream {
-    /// rgetsockname(3).
-    pub fn local_name(&self) -> Result<sockaddr_storage> {
-        let state = self.enter()?;
-        let id = state.id()?.id();
-        let mut name = id.source();
-        if name.ss_family == 0 {
-            name.ss_family = self.domain as libc::sa_family_t;
-        }
-        Ok(self.shown(name))
-    }
-
-    /// rgetpeername(3). Fails with `ENOTCONN` on a socket without a peer.
-    pub fn peer_name(&self) -> Result<sockaddr_storage> {
-        let state = self.enter()?;
-        if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
-            return Err(Errno::ENOTCONN);
-        }
-        Ok(self.shown(state.id()?.id().destination()))
-    }
-
-    /// Returns an address of the id as the program sees it.
-    fn shown(&self, name: sockaddr_storage) -> sockaddr_storage {
-        sockaddr::inet(&name)
-            .filter(SocketAddr::is_ipv4)
-            .map_or(name, |v4| *sockaddr::to_sockaddr(self.domain, &v4).storage())
-    }
-
-    /// Returns both addresses and the device, for log lines. Returns `None` if the lock is held:
-    /// the calling thread may be in a signal handler that has interrupted the holder.
-    pub fn endpoints(&self) -> Option<Endpoints> {
-        let state = self.state.try_lock().ok().filter(|_| self.owner.is_this_process())?;
-        Some(cm::log::endpoints(state.id.as_ref()?.id()))
-    }
-}
-
-/// Returns the IP header that precedes the private data of AF_IB connections.
-pub(super) fn ip_header(id: &CmId) -> Result<[u8; wire::IP_HEADER]> {
-    let id = id.id();
-    let (from, to) = (SockAddr::from_storage(&id.source())?, SockAddr::from_storage(&id.destination())?);
-    Ok(wire::ip_header(&from, &to))
-}
-
-/// Returns the length of an address in bytes, by its family.
-pub fn name_len(name: &sockaddr_storage) -> usize {
-    sockaddr::len_of_family(c_int::from(name.ss_family)).unwrap_or(size_of::<libc::sa_family_t>())
 }
