@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
 use super::id::Id;
-use super::objects::{InitAttr, Pd};
+use super::objects::{InitAttr, Pd, Template};
 use super::option::OptionValue;
 use super::owned_id::{self, OwnedId};
 use super::{qp, resolve, route, srq};
@@ -19,10 +19,6 @@ use crate::sys::verbs::{ibv_pd, ibv_qp_init_attr};
 /// Time-out for resolving the address, and for resolving the route, of an active endpoint, in
 /// milliseconds.
 const TIMEOUT_MS: c_int = 2000;
-
-/// The QP attributes of the connections of a passive endpoint.
-#[derive(Clone, Copy)]
-pub(super) struct Template(ibv_qp_init_attr);
 
 /// What rdma_create_ep(3) uses of a `struct rdma_addrinfo`.
 #[derive(Clone, Copy)]

@@ -8,21 +8,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use smallvec::SmallVec;
 
-use super::channel::EventChannel;
+use super::addrinfo::pending::Pending;
 use super::completed::Completed;
 use super::device_registry::{Bound, Limits};
-use super::endpoint::Template;
-use super::event::{OwnedEvent, ack_cm_event, get_cm_event};
-use super::lookup::Search;
-use super::multicast::Groups;
-use super::objects::{Context, Qp, Srq};
+use super::objects::{Context, Qp, Srq, Template};
 use crate::errno::{Errno, Result};
-use crate::ffi::{ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_event_channel};
+use crate::ffi::{ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::sys::library_fds::OwnFd;
+use crate::sys::sockaddr::SockAddr;
 use crate::sys::sync::{Mutex, MutexGuard};
 use crate::sys::uapi::rdma_ucm_ece;
 use crate::sys::verbs::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq, ibv_transport_type,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq, ibv_transport_type,
 };
 
 /// An id: `struct rdma_cm_id`, which programs read and write, with the library's part behind it.
@@ -78,12 +75,39 @@ pub(super) struct State {
     /// Passive endpoints: the attributes of their connections' QPs.
     pub template: Option<Template>,
     /// State of rdma_resolve_addrinfo(3).
-    pub search: Search,
+    pub search: Pending,
     /// Multicast groups joined.
     pub groups: Groups,
     /// The channel's files before the one that the id was moved to: see
     /// [`migrate`](super::migrate).
     pub former: Vec<OwnFd>,
+}
+
+/// A membership of an id. Its address is the `uid` of its events, so it is boxed.
+pub(super) struct Group {
+    pub(super) id: NonNull<Id>,
+    /// The kernel's number of the membership, which the kernel writes here.
+    pub(super) handle: AtomicU32,
+    /// The program's context.
+    pub(super) context: *mut c_void,
+    pub(super) addr: SockAddr,
+    pub(super) send_only: bool,
+    /// Counts the events of the membership. The id counts them, too.
+    pub(super) completed: Completed,
+    /// GID and LID to which the QP is attached.
+    pub(super) attached: Mutex<Option<(ibv_gid, u16)>>,
+}
+
+/// The memberships of an id.
+#[derive(Default)]
+#[allow(clippy::vec_box, reason = "the kernel identifies a membership by its address")]
+pub(super) struct Groups(pub(super) Vec<Box<Group>>);
+
+impl Groups {
+    pub(super) fn take(&mut self, matches: impl Fn(&Group) -> bool) -> Option<Box<Group>> {
+        let position = self.0.iter().position(|group| matches(group))?;
+        Some(self.0.remove(position))
+    }
 }
 
 impl State {
@@ -166,7 +190,7 @@ impl Id {
             paths: SmallVec::new(),
             connect_data: Vec::new(),
             template: None,
-            search: Search::default(),
+            search: Pending::default(),
             groups: Groups::default(),
             former: Vec::new(),
         };
@@ -303,61 +327,6 @@ impl Id {
         // SAFETY: the SRQ in an id is live (`from_c`): who destroys it clears the field.
         NonNull::new(self.srq()).map(|srq| unsafe { Srq::new(srq) })
     }
-
-    /// A call that is about to start an operation.
-    pub(super) fn operation(&self) -> Operation<'_> {
-        Operation(self.is_sync().then_some(self))
-    }
-
-    /// For synchronous ids: waits for the event, leaves it in `event` and turns its status into an
-    /// errno.
-    fn wait_for_event(&self) -> Result<()> {
-        self.drop_event();
-        // SAFETY: a synchronous id owns its channel.
-        let channel = unsafe { EventChannel::from_c(self.channel()) }.ok_or(Errno::EINVAL)?;
-        let event = get_cm_event(channel)?;
-        let result = event_result(event.public());
-        self.set_event(event.into_c());
-        result
-    }
-
-    /// Acknowledges the event of the last synchronous call.
-    pub(super) fn drop_event(&self) {
-        // SAFETY: the event of a synchronous id is the library's: nobody else acknowledges it.
-        if let Ok(event) = unsafe { OwnedEvent::from_c(self.event()) } {
-            self.set_event(ptr::null_mut());
-            ack_cm_event(event);
-        }
-    }
-}
-
-/// A call that starts an operation in the kernel. Created before the kernel is told: from then on
-/// the thread that reads the events of an asynchronous id may destroy the id, which must not be
-/// used any more.
-#[must_use]
-pub(super) struct Operation<'a>(Option<&'a Id>);
-
-impl Operation<'_> {
-    /// Ends the call: immediately for an asynchronous id, with its event for a synchronous one.
-    pub(super) fn complete(self) -> Result<()> {
-        self.0.map_or(Ok(()), Id::wait_for_event)
-    }
-
-    /// Ends a call after which no event comes.
-    pub(super) fn drop_event(self) {
-        if let Some(id) = self.0 {
-            id.drop_event();
-        }
-    }
-}
-
-/// The result of a synchronous call that ended with `event`.
-pub(super) fn event_result(event: &rdma_cm_event) -> Result<()> {
-    match event.status {
-        _ if event.event == rdma_cm_event_type::RDMA_CM_EVENT_REJECTED as u32 => Err(Errno::ECONNREFUSED),
-        0 => Ok(()),
-        status => Err(Errno::new(status.saturating_abs())),
-    }
 }
 
 #[cfg(test)]
@@ -388,18 +357,5 @@ mod tests {
                 assert!((0..count).all(|place| (*route.path_rec.add(place)).mtu == round as u8));
             }
         }
-    }
-
-    #[test]
-    fn status_to_errno() {
-        // SAFETY: all zeros are a value of this structure.
-        let mut event: rdma_cm_event = unsafe { zeroed() };
-        assert_eq!(event_result(&event), Ok(()));
-        event.status = -libc::ETIMEDOUT;
-        assert_eq!(event_result(&event), Err(Errno::ETIMEDOUT));
-        event.status = 28;
-        assert_eq!(event_result(&event), Err(Errno::new(28)));
-        event.event = rdma_cm_event_type::RDMA_CM_EVENT_REJECTED as u32;
-        assert_eq!(event_result(&event), Err(Errno::ECONNREFUSED));
     }
 }

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use super::addrinfo::list::List;
-use super::addrinfo::pending::{Pending, Source};
+use super::addrinfo::pending::Source;
 use super::addrinfo::service;
 use super::addrinfo::{self, Env, Found, GaiError, hints::Hints};
 use super::device_registry;
@@ -110,16 +110,10 @@ pub fn getaddrinfo(
     addrinfo::getaddrinfo(&Machine, node, service, hints)
 }
 
-/// The look-up of an id.
-#[derive(Default)]
-pub(super) struct Search {
-    pending: Pending,
-}
-
 /// rdma_resolve_addrinfo(3): ends with ADDRINFO_RESOLVED or ADDRINFO_ERROR.
 pub fn resolve_addrinfo(id: &Id, node: Option<&CStr>, service: Option<&CStr>, hints: Option<&Hints<'_>>) -> Result<()> {
     let source = Source::choose(hints.map_or(0, |hints| hints.flags), node, service)?;
-    id.state().search.pending.begin()?;
+    id.state().search.begin()?;
     let operation = id.operation();
     let started = match (source, service) {
         (Source::SubnetAdministrator, Some(service)) => {
@@ -128,7 +122,7 @@ pub fn resolve_addrinfo(id: &Id, node: Option<&CStr>, service: Option<&CStr>, hi
         _ => getaddrinfo(node, service, hints).map_err(GaiError::to_errno).and_then(|list| announce(id, list)),
     };
     if started.is_err() {
-        id.state().search.pending.fail();
+        id.state().search.fail();
     }
     started?;
     operation.complete()
@@ -138,13 +132,13 @@ pub fn resolve_addrinfo(id: &Id, node: Option<&CStr>, service: Option<&CStr>, hi
 /// ones.
 fn announce(id: &Id, list: List) -> Result<()> {
     const INTERNAL: u32 = rdma_cm_event_type::RDMA_CM_EVENT_INTERNAL as u32;
-    id.state().search.pending.finish(list);
+    id.state().search.finish(list);
     ucma::write_cm_event(id.fd(), id.handle(), INTERNAL, 0, rdma_cm_event_type::RDMA_CM_EVENT_ADDRINFO_RESOLVED as u64)
 }
 
 /// ADDRINFO_RESOLVED from the kernel: fetches the service records.
 pub(super) fn service_resolved(id: &Id) -> Result<()> {
-    if !id.state().search.pending.is_started() {
+    if !id.state().search.is_started() {
         // The id is one of ask_port(), which fetches the records itself.
         return Ok(());
     }
@@ -152,11 +146,11 @@ pub(super) fn service_resolved(id: &Id) -> Result<()> {
     let mut state = id.state();
     match found {
         Ok(list) => {
-            state.search.pending.finish(list);
+            state.search.finish(list);
             Ok(())
         }
         Err(error) => {
-            state.search.pending.fail();
+            state.search.fail();
             Err(error)
         }
     }
@@ -171,12 +165,12 @@ fn fetch(id: &Id) -> Result<List> {
 
 /// ADDRINFO_ERROR from the kernel.
 pub(super) fn service_failed(id: &Id) {
-    id.state().search.pending.fail();
+    id.state().search.fail();
 }
 
 /// rdma_query_addrinfo(3): takes the result. Fails with `ENOENT` if there is none.
 pub fn query_addrinfo(id: &Id) -> Result<List> {
-    id.state().search.pending.take()
+    id.state().search.take()
 }
 
 /// The paths that ibacm knows between the id's addresses.

@@ -26,6 +26,7 @@ mod lookup;
 mod migrate;
 mod multicast;
 mod objects;
+mod operation;
 mod option;
 mod owned_id;
 mod params;

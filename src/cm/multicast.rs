@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::completed::Completed;
 use super::event::{forget_group, keeps_failed_join};
-use super::id::Id;
+use super::id::{Group, Id};
 use super::library::library;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_join_mc_attr_mask, rdma_cm_mc_join_flags};
@@ -16,35 +16,8 @@ use crate::sys::sync::Mutex;
 use crate::sys::ucma;
 use crate::sys::verbs::{self, ibv_ah_attr, ibv_gid};
 
-/// A membership of an id. Its address is the `uid` of its events, so it is boxed.
-pub(super) struct Group {
-    id: NonNull<Id>,
-    /// The kernel's number of the membership, which the kernel writes here.
-    handle: AtomicU32,
-    /// The program's context.
-    context: *mut c_void,
-    addr: SockAddr,
-    send_only: bool,
-    /// Counts the events of the membership. The id counts them, too.
-    pub(super) completed: Completed,
-    /// GID and LID to which the QP is attached.
-    attached: Mutex<Option<(ibv_gid, u16)>>,
-}
-
 /// The handle of a membership before the kernel has assigned one. The kernel does not use it.
 const NO_HANDLE: u32 = u32::MAX;
-
-/// The memberships of an id.
-#[derive(Default)]
-#[allow(clippy::vec_box, reason = "the kernel identifies a membership by its address")]
-pub(super) struct Groups(Vec<Box<Group>>);
-
-impl Groups {
-    fn take(&mut self, matches: impl Fn(&Group) -> bool) -> Option<Box<Group>> {
-        let position = self.0.iter().position(|group| matches(group))?;
-        Some(self.0.remove(position))
-    }
-}
 
 impl Group {
     /// The id that is the member.

@@ -172,3 +172,6 @@ impl Srq {
         unsafe { verbs::destroy_srq(self.0) };
     }
 }
+/// The QP attributes of the connections of a passive endpoint.
+#[derive(Clone, Copy)]
+pub(super) struct Template(pub(super) verbs::ibv_qp_init_attr);

@@ -4,8 +4,8 @@ use std::ptr;
 
 use super::decode::{Kind, decode, status};
 use super::{Event, Outcome};
+use crate::cm::id::Group;
 use crate::cm::id::Id;
-use crate::cm::multicast::Group;
 use crate::cm::{connect, ece, handles, lookup, migrate, owned_id, qp, resolve};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type;
