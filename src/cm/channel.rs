@@ -1,16 +1,19 @@
-//! Event channels: an open `rdma_cm` device each.
+//! Event channels: an open `rdma_cm` device each. Ids move to another one by rdma_migrate_id(3).
 
 use std::ffi::c_int;
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::ptr::NonNull;
 
+use super::id::Id;
 use super::library::library;
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::ffi::rdma_event_channel;
 use crate::sys::alloc::try_box;
 use crate::sys::cancel::{disabled, in_call};
 use crate::sys::chardev::RdmaCm;
+use crate::sys::library_fds::OwnFd;
+use crate::sys::ucma;
 
 /// An event channel in use: `struct rdma_event_channel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,4 +90,82 @@ fn create_with(open: fn(&RdmaCm) -> Result<OwnedFd>) -> Result<OwnedChannel> {
 /// rdma_destroy_event_channel(3).
 pub fn destroy_event_channel(channel: OwnedChannel) {
     drop(channel);
+}
+
+/// rdma_migrate_id(3): NULL makes the id synchronous, on a channel of its own. Waits until the
+/// events that were reported on the old channel are acknowledged; those that still wait move along.
+pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
+    let was_sync = id.is_sync();
+    if was_sync && channel.is_none() {
+        return Err(Errno::EINVAL);
+    }
+    let (target, own) = match channel {
+        Some(channel) => (channel, false),
+        None => (create_own_channel()?, true),
+    };
+    // The id first, then the kernel, which has a thread that reads from the new channel find it
+    // there at once. The old channel last: nobody may find the id on a descriptor that is closed.
+    let (old, old_fd) = (id.channel(), id.fd());
+    id.set_channel(target.as_c());
+    id.set_sync(own);
+    let reported = match ucma::migrate_id(target.fd(), id.handle(), old_fd) {
+        Ok(reported) => reported,
+        Err(error) => {
+            id.set_channel(old);
+            id.set_sync(was_sync);
+            if own {
+                // SAFETY: the id has left it again, and nobody else has seen it.
+                drop(unsafe { OwnedChannel::from_c(target.as_c()) });
+            }
+            return Err(error);
+        }
+    };
+    if was_sync {
+        id.drop_event();
+    }
+    id.completed.wait_for(reported);
+    if was_sync && old != target.as_c() {
+        // SAFETY: a synchronous id owned it, and has left it.
+        drop(unsafe { OwnedChannel::from_c(old) });
+    }
+    Ok(())
+}
+
+/// Creates a channel that an id will own.
+fn create_own_channel() -> Result<EventChannel> {
+    let channel = create_event_channel()?.into_c();
+    // SAFETY: the channel lives as long as the id that will own it.
+    unsafe { EventChannel::from_c(channel.as_ptr()) }.ok_or(Errno::ENOMEM)
+}
+
+/// Moves an asynchronous id in the kernel to a new file, which the caller puts in place of the
+/// channel's file. This works for a process that has changed its user since it opened the channel,
+/// whose other commands fail with `EACCES`: the kernel only checks who opened the file that the id
+/// is moved to. Unread events move along, but not the ids of the connection requests among them. So
+/// the former file is kept until [`forget_former`], and reading such an event moves its id.
+pub fn move_to_new_file(id: &Id) -> Result<OwnedFd> {
+    let new = library()?.node.try_open()?;
+    let former = OwnFd::duplicate(id.fd())?;
+    id.state().former.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+    let reported = ucma::migrate_id(new.as_raw_fd(), id.handle(), id.fd())?;
+    id.completed.wait_for(reported);
+    id.state().former.push(former);
+    Ok(new)
+}
+
+/// Moves the id of a connection request from a former file to that of its listener.
+pub(super) fn fetch_from_former(listener: &Id, handle: u32) {
+    // The lock is not held during calls to the kernel.
+    let former = mem::take(&mut listener.state().former);
+    for file in &former {
+        // Fails for all files but the one that the request arrived at.
+        let _ = ucma::migrate_id(listener.fd(), handle, file.as_raw_fd());
+    }
+    listener.state().former = former;
+}
+
+/// Closes the former files. The caller has read all events that arrived before the id was moved.
+pub fn forget_former(id: &Id) {
+    let former = mem::take(&mut id.state().former);
+    drop(former);
 }

@@ -5,7 +5,14 @@
 //! programs use `id->verbs`, and objects created on it, beyond the life of the id, and their
 //! threads may run to the end. Only a device that has been removed from the machine is closed, with
 //! its last user.
+//!
+//! rdma_get_devices(3) lists all devices of the machine.
 
+use std::ffi::c_int;
+use std::mem::{ManuallyDrop, size_of};
+use std::ptr::NonNull;
+
+use super::forks;
 use super::global::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_push;
@@ -13,8 +20,6 @@ use crate::sys::cancel::in_call;
 use crate::sys::event::EventFd;
 use crate::sys::owner::Owner;
 use crate::sys::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
-use std::ffi::c_int;
-use std::ptr::NonNull;
 
 /// Taken under no lock but those of rsockets and an id's `qp_use` (docs/concurrency.md).
 pub(super) static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry::new());
@@ -407,6 +412,79 @@ fn same(guid: u64, index: Option<u32>, other_guid: u64, other_index: Option<u32>
 /// A maximum of libibverbs in the eight bits of connection parameters.
 fn clamp(maximum: c_int) -> u8 {
     maximum.clamp(0, c_int::from(u8::MAX)) as u8
+}
+
+/// The contexts of the devices in an array that ends with a NULL. They are released when it is
+/// dropped.
+#[derive(Debug)]
+pub struct DeviceContexts {
+    array: NonNull<*mut ibv_context>,
+    len: usize,
+}
+
+impl DeviceContexts {
+    /// Takes an array back from [`into_c`](Self::into_c); `None` for NULL.
+    ///
+    /// # Safety
+    /// Nothing uses the array from now on, nor the contexts in it on its behalf.
+    pub unsafe fn from_c(array: *mut *mut ibv_context) -> Option<DeviceContexts> {
+        let array = NonNull::new(array)?;
+        let mut len = 0;
+        // SAFETY: `new` made the array, and put a NULL behind the last context.
+        while !unsafe { array.add(len).read() }.is_null() {
+            len += 1;
+        }
+        Some(DeviceContexts { array, len })
+    }
+
+    /// Hands the array over to the program.
+    pub fn into_c(self) -> NonNull<*mut ibv_context> {
+        ManuallyDrop::new(self).array
+    }
+
+    /// Number of devices.
+    pub fn count(&self) -> usize {
+        self.len
+    }
+
+    /// Takes over `contexts`, which the registry holds.
+    fn new(contexts: &[NonNull<ibv_context>]) -> Result<DeviceContexts> {
+        // SAFETY: calloc() takes any size.
+        let memory = unsafe { libc::calloc(contexts.len() + 1, size_of::<*mut ibv_context>()) };
+        let Some(array) = NonNull::new(memory.cast::<*mut ibv_context>()) else {
+            contexts.iter().for_each(|&context| release_held(context));
+            return Err(Errno::ENOMEM);
+        };
+        for (index, context) in contexts.iter().enumerate() {
+            // SAFETY: the array has one element more than there are contexts.
+            unsafe { array.add(index).write(context.as_ptr()) };
+        }
+        Ok(DeviceContexts { array, len: contexts.len() })
+    }
+}
+
+impl Drop for DeviceContexts {
+    fn drop(&mut self) {
+        for index in 0..self.len {
+            // SAFETY: the array has `len` contexts.
+            if let Some(context) = NonNull::new(unsafe { self.array.add(index).read() }) {
+                release_held(context);
+            }
+        }
+        // SAFETY: from calloc() in `new`.
+        unsafe { libc::free(self.array.as_ptr().cast()) };
+    }
+}
+
+/// rdma_get_devices(3). Fails with `ENODEV` without RDMA devices; empty if none can be opened.
+pub fn get_devices() -> Result<DeviceContexts> {
+    forks::register()?;
+    DeviceContexts::new(&hold_all(|_| false)?)
+}
+
+/// rdma_free_devices(3).
+pub fn free_devices(list: DeviceContexts) {
+    drop(list);
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::id::Id;
 use super::objects::{InitAttr, Pd, Template};
 use super::option::OptionValue;
 use super::owned_id::{self, OwnedId};
-use super::{qp, resolve, route, srq};
+use super::{qp, resolve, srq};
 use crate::errno::{Errno, Result};
 use crate::ffi::RAI_PASSIVE;
 use crate::sys::alloc::try_copy;
@@ -111,7 +111,7 @@ fn resolve_active(id: &Id, info: &EndpointInfo<'_>, qp: EndpointQp<'_>) -> Resul
         resolve::resolve_route(id, TIMEOUT_MS)?;
     } else {
         let operation = id.operation();
-        route::set_paths(id, info.route)?;
+        resolve::set_paths(id, info.route)?;
         operation.complete()?;
     }
     if !info.connect_data.is_empty() {

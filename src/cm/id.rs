@@ -1,4 +1,4 @@
-//! Ids: the public structure, and what the library keeps behind it.
+//! Ids: the public structure with its addresses, and what the library keeps behind it.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -6,6 +6,7 @@ use std::mem::zeroed;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use libc::sockaddr_storage;
 use smallvec::SmallVec;
 
 use super::addrinfo::pending::Pending;
@@ -15,7 +16,7 @@ use super::objects::{Context, Qp, Srq, Template};
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::sys::library_fds::OwnFd;
-use crate::sys::sockaddr::SockAddr;
+use crate::sys::sockaddr::{SockAddr, overwrite};
 use crate::sys::sync::{Mutex, MutexGuard};
 use crate::sys::uapi::rdma_ucm_ece;
 use crate::sys::verbs::{
@@ -326,6 +327,54 @@ impl Id {
     pub(super) fn own_srq(&self) -> Option<Srq> {
         // SAFETY: the SRQ in an id is live (`from_c`): who destroys it clears the field.
         NonNull::new(self.srq()).map(|srq| unsafe { Srq::new(srq) })
+    }
+}
+
+impl Id {
+    /// The local address. The family is 0 before the id is bound.
+    pub fn source(&self) -> sockaddr_storage {
+        // SAFETY: the route is part of the id, and any bytes are a value of sockaddr_storage.
+        unsafe { (*self.addr()).src.src_storage }
+    }
+
+    /// Sets the first bytes of the local address.
+    pub(super) fn write_source(&self, bytes: &[u8]) {
+        // SAFETY: the route is part of the id.
+        overwrite(unsafe { &mut (*self.addr()).src.src_storage }, bytes);
+    }
+
+    /// The remote address. The family is 0 before the id has one.
+    pub fn destination(&self) -> sockaddr_storage {
+        // SAFETY: the route is part of the id, and any bytes are a value of sockaddr_storage.
+        unsafe { (*self.addr()).dst.dst_storage }
+    }
+
+    /// Sets the first bytes of the remote address.
+    pub(super) fn write_destination(&self, bytes: &[u8]) {
+        // SAFETY: the route is part of the id.
+        overwrite(unsafe { &mut (*self.addr()).dst.dst_storage }, bytes);
+    }
+
+    /// The P_Key, in network byte order.
+    pub(super) fn pkey(&self) -> u16 {
+        // SAFETY: the route is part of the id, and any bytes are a value of the number.
+        unsafe { (*self.addr()).addr.ibaddr.pkey }
+    }
+
+    /// Sets the P_Key, in network byte order.
+    pub(super) fn set_pkey(&self, pkey: u16) {
+        // SAFETY: the route is part of the id.
+        unsafe { (*self.addr()).addr.ibaddr.pkey = pkey }
+    }
+
+    /// Sets the GIDs of both ends.
+    pub(super) fn set_gids(&self, source: [u8; 16], destination: [u8; 16]) {
+        // SAFETY: the route is part of the id.
+        unsafe {
+            let transport = &raw mut (*self.addr()).addr.ibaddr;
+            (*transport).sgid = ibv_gid { raw: source };
+            (*transport).dgid = ibv_gid { raw: destination };
+        }
     }
 }
 

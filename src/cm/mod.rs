@@ -4,13 +4,11 @@
 //! They take values that the C entry points have checked: references, and handles such as
 //! [`OwnedId`], [`EventChannel`] and [`Pd`] with the contract of the pointer in their `from_c`.
 
-mod addresses;
 mod addrinfo;
 mod channel;
 mod completed;
 mod connect;
 mod cq;
-mod device_list;
 mod device_registry;
 mod domain;
 mod ece;
@@ -23,7 +21,6 @@ mod id;
 mod library;
 pub mod log;
 mod lookup;
-mod migrate;
 mod multicast;
 mod objects;
 mod operation;
@@ -32,14 +29,14 @@ mod owned_id;
 mod params;
 mod qp;
 mod resolve;
-mod route;
 mod srq;
 
 pub use addrinfo::{GaiError, hints::Hints, list::List as AddrInfoList};
 pub use channel::{EventChannel, OwnedChannel, create_another_channel, create_event_channel, destroy_event_channel};
+pub use channel::{forget_former, migrate_id, move_to_new_file};
 pub use connect::{accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece};
-pub use device_list::{DeviceContexts, free_devices, get_devices};
 pub use device_registry::Limits;
+pub use device_registry::{DeviceContexts, free_devices, get_devices};
 pub use domain::Domain;
 pub use ece::{get_remote_ece, set_local_ece};
 pub use endpoint::{EndpointInfo, EndpointQp, create_ep, destroy_ep};
@@ -50,7 +47,6 @@ pub use forks::register as register_fork_handlers;
 pub use global::{GlobalLock, Guard};
 pub use id::Id;
 pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};
-pub use migrate::{forget_former, migrate_id, move_to_new_file};
 pub use multicast::{JoinAttr, join_multicast, join_multicast_ex, leave_multicast};
 pub use objects::{InitAttr, Pd};
 pub use option::{OptionValue, get_dst_port, get_src_port, set_option};

@@ -26,7 +26,6 @@ pub mod rc;
 pub mod resolver;
 pub mod signals;
 pub mod sockaddr;
-mod spare_pages;
 pub mod sync;
 pub(crate) mod thread_word;
 pub mod uapi;

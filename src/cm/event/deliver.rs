@@ -6,7 +6,7 @@ use super::decode::{Kind, decode, status};
 use super::{Event, Outcome};
 use crate::cm::id::Group;
 use crate::cm::id::Id;
-use crate::cm::{connect, ece, handles, lookup, migrate, owned_id, qp, resolve};
+use crate::cm::{channel, connect, ece, handles, lookup, owned_id, qp, resolve};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type;
 use crate::sys::cancel::in_call;
@@ -94,7 +94,7 @@ fn act(kind: rdma_cm_event_type, id: &Id, group: Option<&Group>, event: &mut Eve
 fn request(listener: &Id, event: &mut Event) -> Outcome {
     event.public.listen_id = listener.as_c();
     event.public.id = ptr::null_mut();
-    migrate::fetch_from_former(listener, event.raw.id);
+    channel::fetch_from_former(listener, event.raw.id);
     // A request that cannot be shown is refused: the kernel rejects it when its id is destroyed.
     let Ok(new) = owned_id::create_for_request(listener, event.raw.id) else { return Outcome::Skip };
     match prepare_request(listener, &new, event) {
@@ -120,7 +120,7 @@ fn prepare_request(listener: &Id, new: &Id, event: &Event) -> Result<()> {
     state.remote_ece = event.raw.ece;
     drop(state);
     if listener.is_sync() {
-        migrate::migrate_id(new, None)?;
+        channel::migrate_id(new, None)?;
     }
     match resolve::after_request(new) {
         // The listener's owner tries again.

@@ -1,13 +1,7 @@
-//! Events: reading them from a channel, updating their ids, acknowledging them.
-
-mod decode;
-mod deliver;
-mod text;
+//! Events: reading them from a channel, updating their ids, acknowledging them; their names.
 
 pub use decode::{Kind, decode};
-pub use text::event_str;
-
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::ptr::NonNull;
 
 use super::channel::EventChannel;
@@ -16,10 +10,14 @@ use super::id::Id;
 use super::log;
 use super::owned_id::{self, OwnedId};
 use crate::errno::{Errno, Result};
-use crate::ffi::{rdma_cm_event, rdma_cm_event_type};
+use crate::ffi::rdma_cm_event;
+use crate::ffi::rdma_cm_event_type::{self, *};
 use crate::sys::alloc::try_uninit;
 use crate::sys::uapi::rdma_ucm_event_resp;
 use crate::sys::ucma;
+
+mod decode;
+mod deliver;
 
 /// An event: `struct rdma_cm_event`, with what acknowledging it needs, and the kernel's structure
 /// with the private data to which it points.
@@ -173,4 +171,46 @@ pub fn write_cm_event(id: &Id, event: u32, status: c_int, arg: u64) -> Result<()
         return Err(Errno::EINVAL);
     }
     ucma::write_cm_event(id.fd(), id.handle(), event, status as u32, arg)
+}
+
+macro_rules! names {
+    ($($event:ident)*) => {
+        /// rdma_event_str(3): the enumerator's name; "UNKNOWN EVENT" for numbers that no program
+        /// sees.
+        pub fn event_str(event: u32) -> &'static CStr {
+            $(
+                if event == $event as u32 {
+                    const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($event), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => c"",
+                    };
+                    return NAME;
+                }
+            )*
+            c"UNKNOWN EVENT"
+        }
+    };
+}
+
+// USER and INTERNAL have no name in the reference either.
+names! {
+    RDMA_CM_EVENT_ADDR_RESOLVED RDMA_CM_EVENT_ADDR_ERROR RDMA_CM_EVENT_ROUTE_RESOLVED RDMA_CM_EVENT_ROUTE_ERROR
+    RDMA_CM_EVENT_CONNECT_REQUEST RDMA_CM_EVENT_CONNECT_RESPONSE RDMA_CM_EVENT_CONNECT_ERROR
+    RDMA_CM_EVENT_UNREACHABLE RDMA_CM_EVENT_REJECTED RDMA_CM_EVENT_ESTABLISHED RDMA_CM_EVENT_DISCONNECTED
+    RDMA_CM_EVENT_DEVICE_REMOVAL RDMA_CM_EVENT_MULTICAST_JOIN RDMA_CM_EVENT_MULTICAST_ERROR RDMA_CM_EVENT_ADDR_CHANGE
+    RDMA_CM_EVENT_TIMEWAIT_EXIT RDMA_CM_EVENT_ADDRINFO_RESOLVED RDMA_CM_EVENT_ADDRINFO_ERROR
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_enumerators() {
+        assert_eq!(event_str(0), c"RDMA_CM_EVENT_ADDR_RESOLVED");
+        assert_eq!(event_str(17), c"RDMA_CM_EVENT_ADDRINFO_ERROR");
+        for unknown in [18, 19, 20, u32::MAX] {
+            assert_eq!(event_str(unknown), c"UNKNOWN EVENT");
+        }
+    }
 }

@@ -4,15 +4,14 @@
 //! wide and wrap. Everything received from the peer is validated: a peer that violates the protocol
 //! affects only its own connection.
 
-mod pace;
 mod receive;
 mod send;
 #[cfg(test)]
 mod simulation;
 
-pub use pace::Resize;
 #[cfg(test)]
 pub use receive::Advertisement;
+pub use receive::Resize;
 pub use receive::{CreditUpdate, Received, Receiver};
 pub use send::{Chunk, InlineRequest, SendLimits, Sender};
 
