@@ -21,10 +21,13 @@ case_selectors_epoll() { selectors_case EpollSelector; }
 case_selectors_poll() { selectors_case PollSelector; }
 case_selectors_select() { selectors_case SelectSelector; }
 
+# Fork mode serves a client's connections in turn, as rdma-core's (preload.md).
+at_once() { if [ "$mode" = auto ]; then echo 5; else echo 1; fi; }
+
 case_fork_python() {
     extra_env=(RDMAV_FORK_SAFE=1)
     serve server 9002 python3 -u "$here/apps/fork_server.py" "$ADDR" 9002
-    client client python3 "$here/apps/fork_client.py" "$ADDR" 9002
+    client client python3 "$here/apps/fork_client.py" "$ADDR" 9002 "$(at_once)"
     stop_server
     payload "$(<client.out)"
     fact "$(<client.out) bytes, a process for each of 5 connections, fork support on"
@@ -33,7 +36,7 @@ case_fork_python() {
 case_fork_c() {
     extra_env=(RDMAV_FORK_SAFE=1)
     serve server 9003 "$FORKSERVER" "$ADDR" 9003
-    client client python3 "$here/apps/fork_client.py" "$ADDR" 9003
+    client client python3 "$here/apps/fork_client.py" "$ADDR" 9003 "$(at_once)"
     stop_server
     payload "$(<client.out)"
     fact "$(<client.out) bytes, a process for each of 5 connections, fork support on"

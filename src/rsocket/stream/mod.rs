@@ -211,7 +211,8 @@ impl Stream {
     }
 
     /// Processes completions. Returns whether there were any.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "mostly there are none, which a call would double")]
+    #[inline(always)]
     fn process_completions(&self, state: &mut State) -> bool {
         let Some(connection) = &mut state.connection else { return false };
         let mut batch = Batch::new();

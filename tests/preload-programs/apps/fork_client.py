@@ -1,5 +1,6 @@
-"""Client of fork_server.py and forkserver.c: five alternating connections, blocks of many sizes; prints the byte count.
-The answer is the block's SHA-256 (or 32 zero bytes) and the block."""
+"""Client of fork_server.py and forkserver.c: five connections, blocks of many sizes; prints the byte count. The answer is
+the block's SHA-256 (or 32 zero bytes) and the block. fork_client.py ADDRESS PORT [AT-ONCE]: so many connections alternate
+(5)."""
 import hashlib
 import socket
 import sys
@@ -9,11 +10,16 @@ SIZES = [1, 1000, 50_000, 100_000]
 
 
 def main():
+    at_once = int(sys.argv[3]) if len(sys.argv) > 3 else 5
+    print(sum(exchange(range(first, first + at_once)) for first in range(0, 5, at_once)))
+
+
+def exchange(seeds):
     moved = 0
-    connections = [socket.create_connection(ADDRESS) for _ in range(5)]
+    connections = [socket.create_connection(ADDRESS) for _ in seeds]
     streams = [c.makefile("rwb") for c in connections]
     for size in SIZES:
-        for seed, stream in enumerate(streams):
+        for seed, stream in zip(seeds, streams):
             block = hashlib.shake_128(f"{seed} {size}".encode()).digest(size)
             stream.write(size.to_bytes(4, "big") + block)
             stream.flush()
@@ -25,7 +31,7 @@ def main():
         stream.close()
         connection.shutdown(socket.SHUT_RDWR)
         connection.close()
-    print(moved)
+    return moved
 
 
 main()
