@@ -38,7 +38,7 @@ stdenv.mkDerivation {
   dontUseCmakeConfigure = true;
 
   postPatch = ''
-    patchShebangs scripts tools
+    patchShebangs scripts programs
   '';
 
   preBuild = ''

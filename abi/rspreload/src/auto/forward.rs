@@ -19,6 +19,10 @@ const BUFFER: usize = 64 << 10;
 /// (tcp_fin_timeout).
 const ORPHAN_TIMEOUT: c_int = 240;
 
+/// Bytes that a program may send after its peer has gone before it sees the reset, if it does not read
+/// what has arrived: more than the kernel holds of what it sent before.
+const MOST_IN_VAIN: usize = 16 << 20;
+
 /// One direction.
 struct Pipe {
     from: c_int,
@@ -41,6 +45,8 @@ pub struct Forward {
     pipes: [Pipe; 2],
     /// The rsocket has failed. What has arrived by it still reaches the program.
     failed: bool,
+    /// Bytes that the program has sent since then, which are discarded, so that it can go on to read.
+    in_vain: usize,
 }
 
 plain! { Forward }
@@ -116,7 +122,7 @@ impl Forward {
         tcp::keep_alive(token, ORPHAN_TIMEOUT);
         let pipe = |from, to| Pipe { from, to, start: 0, end: 0, ended: false, shut: false };
         let pipes = [pipe(inner, token), pipe(token, inner)];
-        Some(Forward { index, inner, token, buffers, pipes, failed: false })
+        Some(Forward { index, inner, token, buffers, pipes, failed: false, in_vain: 0 })
     }
 
     /// The events to wait for: of the rsocket, and of the token. A number of -1 needs no wait.
@@ -184,6 +190,10 @@ impl Forward {
         if pipe.start == pipe.end && !pipe.ended {
             match receive(pipe.from, pipe.from == inner, buffer) {
                 Moved::Bytes(0) => pipe.ended = true,
+                Moved::Bytes(count) if which == 1 && self.failed => {
+                    self.in_vain += count;
+                    return self.in_vain <= MOST_IN_VAIN;
+                }
                 Moved::Bytes(count) => (pipe.start, pipe.end) = (0, count),
                 Moved::Nothing => {}
                 Moved::Failed if which == 0 => {
@@ -217,7 +227,7 @@ impl Forward {
     /// The rsocket does not take or give data any more. The program sees a reset after what has
     /// arrived: the kernel reports when the token has passed that on.
     fn peer_has_failed(&mut self) {
-        self.pipes[1] = Pipe { from: self.token, to: self.inner, start: 0, end: 0, ended: true, shut: true };
+        (self.pipes[1].start, self.pipes[1].end) = (0, 0);
         self.failed = true;
         let _ = kernel::set(self.token, (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT), &1);
     }

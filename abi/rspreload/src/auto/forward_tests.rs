@@ -118,6 +118,62 @@ fn what_a_peer_has_sent_arrives_after_a_send_to_it_has_failed() {
     assert_eq!(end, std::io::ErrorKind::ConnectionReset);
 }
 
+/// Both ends have sent until nothing more fits, and read nothing.
+#[test]
+fn a_program_that_is_blocked_in_a_send_reads_what_has_arrived_after_its_peer_has_gone() {
+    let (mut forward, mut peer, mut program) = forward(105);
+    for end in [&peer, &program] {
+        end.set_nonblocking(true).unwrap();
+    }
+    let piece = vec![7; 1 << 16];
+    let full = |end: &mut TcpStream| while end.write(&piece).is_ok() {};
+    // Until the forward cannot move anything either way.
+    for _ in 0..20 {
+        full(&mut peer);
+        full(&mut program);
+        assert!(run(&mut forward, still(10)));
+    }
+    reset(peer);
+    program.set_nonblocking(false).unwrap();
+    let writer = std::thread::spawn(move || {
+        program.write_all(&[7; 1 << 16]).unwrap();
+        let (mut got, mut piece) = (0, vec![0; 1 << 16]);
+        loop {
+            match program.read(&mut piece) {
+                Ok(count) => got += count,
+                Err(error) => return (got, error.kind()),
+            }
+        }
+    });
+    assert!(!run(&mut forward, || false));
+    let (got, end) = writer.join().unwrap();
+    assert!(got > 0 && end == std::io::ErrorKind::ConnectionReset);
+}
+
+/// Nor does a program that only sends go on for ever.
+#[test]
+fn a_program_that_only_sends_sees_the_reset_of_its_peer() {
+    let (mut forward, mut peer, mut program) = forward(106);
+    kernel::set(forward.token, (libc::SOL_SOCKET, libc::SO_SNDBUF), &16_384).unwrap();
+    kernel::set(std::os::fd::AsRawFd::as_raw_fd(&program), (libc::SOL_SOCKET, libc::SO_RCVBUF), &16_384).unwrap();
+    peer.set_nonblocking(true).unwrap();
+    let piece = vec![7; 1 << 16];
+    for _ in 0..20 {
+        while peer.write(&piece).is_ok() {}
+        assert!(run(&mut forward, still(10)));
+    }
+    reset(peer);
+    let writer = std::thread::spawn(move || while program.write_all(&piece).is_ok() {});
+    assert!(!run(&mut forward, || false));
+    writer.join().unwrap();
+}
+
+/// Whether some milliseconds are over.
+fn still(milliseconds: u128) -> impl Fn() -> bool {
+    let start = std::time::Instant::now();
+    move || start.elapsed().as_millis() > milliseconds
+}
+
 fn reset(end: TcpStream) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let fd = end.into_raw_fd();
