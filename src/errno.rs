@@ -52,6 +52,21 @@ names! {
 }
 
 impl Errno {
+    /// Runs a call that leaves the thread's errno alone if it succeeds.
+    #[inline]
+    pub fn keeping<T>(call: impl FnOnce() -> Option<Result<T>>) -> Option<Result<T>> {
+        // SAFETY: never fails.
+        let place = unsafe { libc::__errno_location() };
+        // SAFETY: this thread's errno.
+        let before = unsafe { *place };
+        let result = call();
+        if let Some(Ok(_)) = result {
+            // SAFETY: as above.
+            unsafe { *place = before };
+        }
+        result
+    }
+
     /// Creates an errno from a value that a C interface has returned. Zero and negative values,
     /// which are no errno, become `EIO`.
     pub fn new(value: c_int) -> Errno {

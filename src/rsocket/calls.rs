@@ -241,7 +241,7 @@ unsafe fn receive_locked(
     drop(pinned);
     // SAFETY: `len` bytes at `start` are writable, and this thread has locked the stream: guaranteed
     // by the caller.
-    unsafe { stream.receive_locked(start, len, flags) }
+    Errno::keeping(|| unsafe { stream.receive_locked(start, len, flags) })
 }
 
 /// rrecvmsg(3) and related calls.

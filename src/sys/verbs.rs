@@ -236,7 +236,7 @@ pub unsafe fn alloc_pd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_pd>>
 pub unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) {
     // SAFETY: a PD without objects of ours: guaranteed by the caller. Objects of the program keep
     // it in the kernel until the context is closed.
-    unsafe { ibv_dealloc_pd(pd.as_ptr()) };
+    disabled(|| unsafe { ibv_dealloc_pd(pd.as_ptr()) });
 }
 
 /// # Safety
@@ -319,7 +319,7 @@ pub unsafe fn create_qp_ex(context: NonNull<ibv_context>, attr: &mut ibv_qp_init
 /// A live QP.
 pub unsafe fn destroy_qp(qp: NonNull<ibv_qp>) {
     // SAFETY: a live QP: guaranteed by the caller.
-    unsafe { ibv_destroy_qp(qp.as_ptr()) };
+    disabled(|| unsafe { ibv_destroy_qp(qp.as_ptr()) });
 }
 
 /// # Safety

@@ -127,7 +127,10 @@ unsafe fn receive_any<const READ: bool>(socket: c_int, buf: *mut c_void, len: si
 #[inline(never)]
 fn receive_failed<const READ: bool>(socket: c_int, error: Errno) -> ssize_t {
     report_quick(Call::socket(if READ { "rread" } else { "rrecv" }, socket), -1, || {
-        cancel::test();
+        // Other errors are reported once.
+        if error == Errno::EAGAIN {
+            cancel::test();
+        }
         Err(error)
     })
 }

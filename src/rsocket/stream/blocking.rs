@@ -204,7 +204,8 @@ impl EventSource for Stream {
     fn sleep((events, fd): (ChannelHandle, c_int), until: Until) -> Result<CqEvent> {
         if until.deadline.is_some() || until.any_signal {
             let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-            if event::poll(&mut fds, until.deadline.map(|end| clock::left(end).unwrap_or_default()))? == 0 {
+            let left = until.deadline.map(|end| clock::left(end).ok_or(Errno::ETIMEDOUT)).transpose()?;
+            if event::poll(&mut fds, left)? == 0 {
                 return Err(Errno::ETIMEDOUT);
             }
         } else if cancel::may_lose() {

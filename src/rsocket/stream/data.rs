@@ -27,6 +27,7 @@ use super::connection::{Gather, MAX_COLLECTED, RdmaWrite, SendQueue, parts};
 use super::outbox::{self, Outbox, Posts};
 use super::{Guard, Phase, Received, State, Stream, held};
 use crate::errno::{Errno, Result};
+use crate::sys::cancel;
 
 /// Flags that the fast path accepts: they make no difference to a call that does not wait.
 const FAST_PATH_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
@@ -92,6 +93,11 @@ impl Stream {
         }
         if state.sleeps > 0 {
             state.sleeps = sleeps.saturating_add(1);
+        } else {
+            // Polling is no cancellation point.
+            drop(state);
+            cancel::test();
+            state = self.lock();
         }
         if let Err(error) = result_of_sleep(result, 0) {
             return Some(Err(error));

@@ -87,6 +87,32 @@ static void wait_for_all_of_vectors(void)
 }
 
 /* More at once than all buffers hold, in a thousand pieces. */
+static void *sends_later(void *argument)
+{
+	(void)argument;
+	pause_briefly();
+	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
+	return NULL;
+}
+
+/* A call that has slept and succeeds leaves errno alone. */
+static void errno_of_a_sleep(void)
+{
+	pthread_t sender;
+	char byte;
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	for (int round = 0; round < 3; round++) {
+		EXPECT(!pthread_create(&sender, NULL, sends_later, NULL));
+		errno = ESTALE;
+		ssize_t received = rrecv(pair.server, &byte, 1, 0);
+		int after = errno;
+		EXPECT(received == 1 && after == ESTALE);
+		EXPECT(!pthread_join(sender, NULL));
+	}
+	rs_pair_close(&pair);
+}
+
 static void *sends_vectors(void *argument)
 {
 	static char data[1000][997];
@@ -276,6 +302,7 @@ int main(int argc, char **argv)
 	CASE(read_vectors);
 	CASE(receive_message);
 	CASE(wait_for_all_of_vectors);
+	CASE(errno_of_a_sleep);
 	CASE(long_vectors);
 	CASE(refused_later);
 	CASE(no_route);
