@@ -22,6 +22,7 @@ mod readiness;
 mod service;
 mod sockopt;
 mod starting;
+mod watching;
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};

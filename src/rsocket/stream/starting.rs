@@ -4,18 +4,9 @@
 //!
 //! As with [`channel_leader`], everything outside of this logic is behind a trait, and the logic is
 //! model-checked.
-//!
-//! The reactor is woken beside a thread of the program that waits, so it watches only after a
-//! pause: a peer that needs more space and whose receiver makes no call waits that long, once. A
-//! program that only sends stays new, and each credit update is an event, so the pauses become
-//! longer.
 
-use std::time::Duration;
-
-use super::connection::Watch;
+use super::channel_leader;
 use super::held::HoldsData;
-use super::{Phase, State, Stream, channel_leader};
-use crate::rsocket::reactor;
 
 /// A stream, or a model of one, that may be new.
 pub(super) trait Starts: HoldsData {
@@ -47,47 +38,4 @@ fn attend_now<S: Starts>(stream: &S, state: &mut S::State) {
         stream.watch_soon(state);
     }
     channel_leader::arm_receive(stream, state);
-}
-
-/// Time until the reactor watches. It doubles after each [`PAUSES_TO_DOUBLE`] pauses, up to
-/// [`PAUSE_DOUBLINGS`] times.
-const PAUSE: Duration = Duration::from_millis(5);
-const PAUSES_TO_DOUBLE: u32 = 4;
-const PAUSE_DOUBLINGS: u32 = 4;
-
-impl Stream {
-    /// The reactor has found the channel readable: it watches the channel of a new connection
-    /// again.
-    pub(super) fn watch_start_again(state: &mut State) {
-        if <Self as Starts>::is_starting(state) {
-            Self::watch_start(state);
-        }
-    }
-
-    fn watch_start(state: &mut State) {
-        let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return };
-        let channel = &mut connection.channel;
-        let pause = PAUSE * (1 << (channel.start_pauses / PAUSES_TO_DOUBLE).min(PAUSE_DOUBLINGS));
-        if reactor::watch_later(key, channel.completions.fd(), pause).is_ok() {
-            channel.watch = Watch::Soon;
-            channel.start_pauses = channel.start_pauses.saturating_add(1);
-        }
-    }
-}
-
-impl Starts for Stream {
-    fn watch_soon(&self, state: &mut State) {
-        Stream::watch_start(state);
-    }
-
-    #[inline]
-    fn is_starting(state: &State) -> bool {
-        let Some(connection) = &state.connection else { return false };
-        connection.is_starting() && !state.eof && matches!(state.phase, Phase::Connected)
-    }
-
-    #[inline]
-    fn is_watched(state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.channel.watch != Watch::None)
-    }
 }
