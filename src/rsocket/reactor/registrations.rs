@@ -52,7 +52,7 @@ pub(super) struct Due {
     pub call: Call,
     pub service: Arc<dyn Service>,
     /// [`Reactor::finished`] is called afterwards, even if the service is not busy.
-    pub is_job: bool,
+    pub is_noted: bool,
 }
 
 pub(super) struct Registration {
@@ -64,6 +64,8 @@ pub(super) struct Registration {
     pub is_enabled: bool,
     /// By [`Call`]: a job of the worker is queued, or in progress.
     is_job: [bool; 2],
+    /// Number of times in a row that the service was busy.
+    busy: u32,
     /// The descriptor of [`watch_once`](super::watch_once), and whether the epoll has it already.
     pub second: Option<(c_int, bool)>,
     pub service: Arc<dyn Service>,
@@ -80,6 +82,7 @@ impl Registration {
             events: libc::EPOLLIN as u32,
             is_enabled,
             is_job: [false; 2],
+            busy: 0,
             second: None,
             service,
             times: [None; TIMERS],
@@ -99,7 +102,8 @@ impl Registration {
     fn due(&mut self, key: Key, call: Call) -> Due {
         // The timer may be set, and expire, from now on.
         self.is_job[Call::Expired as usize] &= call != Call::Expired;
-        Due { key, call, service: Arc::clone(&self.service), is_job: self.is_job[call as usize] }
+        let is_noted = self.is_job[call as usize] || self.busy > 0;
+        Due { key, call, service: Arc::clone(&self.service), is_noted }
     }
 }
 
@@ -121,8 +125,9 @@ fn is_set(registrations: &HashMap<Key, Registration>) -> impl Fn((Key, Timer, u6
     }
 }
 
-/// Time until a service that was busy is called again.
-const BUSY_PAUSE: Duration = Duration::from_millis(4);
+/// Time until a service that was busy is called again. It doubles each time, up to 64 milliseconds.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+const BUSY_DOUBLINGS: u32 = 6;
 
 /// Number of kinds of timers.
 const TIMERS: usize = Timer::Watches as usize + 1;
@@ -205,21 +210,24 @@ impl Reactor {
     /// A service was called, and has returned whether it was not busy. Otherwise it is called again
     /// after a pause: the descriptor stays readable, and others must not wait.
     pub fn finished(&mut self, key: Key, call: Call, done: bool) {
+        let Some(registration) = self.registrations.get_mut(&key) else { return };
+        let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
+        registration.busy = if done { 0 } else { registration.busy.saturating_add(1) };
         match call {
             Call::Service => {
                 self.change(key, |registration| registration.is_job[Call::Service as usize] = false);
                 if !done {
-                    self.pause(key, BUSY_PAUSE);
+                    self.pause(key, pause);
                 }
             }
-            Call::Expired if !done => self.set_after(key, Timer::Expires, BUSY_PAUSE),
+            Call::Expired if !done => self.set_after(key, Timer::Expires, pause),
             Call::Expired => {}
         }
     }
 
     /// The service of the second descriptor was busy.
     pub fn watch_again(&mut self, key: Key) {
-        self.set_after(key, Timer::Watches, BUSY_PAUSE);
+        self.set_after(key, Timer::Watches, 4 * BUSY_PAUSE);
     }
 
     /// Makes the epoll report `wake`, or stops it.

@@ -138,12 +138,12 @@ fn serve(number: usize, event: &libc::epoll_event) {
 
 /// Calls a service. A key is never used twice, so a later reactor does not know it.
 fn call(due: Due) {
-    let Due { key, call, service, is_job } = due;
+    let Due { key, call, service, is_noted } = due;
     let done = match call {
         Call::Service => service.service(key),
         Call::Expired => service.expired(key),
     };
-    if (is_job || !done)
+    if (is_noted || !done)
         && let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable())
     {
         reactor.finished(key, call, done);
