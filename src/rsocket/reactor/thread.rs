@@ -130,7 +130,8 @@ fn serve(number: usize, event: &libc::epoll_event) {
     });
     if service.is_some_and(|service| !service.second_is_readable()) {
         with(number, |reactor| {
-            reactor.watch_again(key);
+            let pause = reactor.busy_pause(key, false);
+            reactor.set_after(key, Timer::Watches, pause);
             Some(())
         });
     }
@@ -138,12 +139,12 @@ fn serve(number: usize, event: &libc::epoll_event) {
 
 /// Calls a service. A key is never used twice, so a later reactor does not know it.
 fn call(due: Due) {
-    let Due { key, call, service, is_noted } = due;
+    let Due { key, call, service, must_finish } = due;
     let done = match call {
         Call::Service => service.service(key),
         Call::Expired => service.expired(key),
     };
-    if (is_noted || !done)
+    if (must_finish || !done)
         && let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable())
     {
         reactor.finished(key, call, done);
