@@ -57,8 +57,8 @@ impl Stream {
         if connection.turn_to_receive(thread) {
             return Received::Unusual;
         }
-        // Poll for new data, unless the buffered data is enough for the whole call, or the call waits
-        // anyway: then it polls when it has requested an event.
+        // Poll for new data, unless the buffered data is enough for the whole call, or the call
+        // waits anyway: then it polls when it has requested an event.
         if !connection.has_piece(len)
             && (state.expects_to_sleep(flags) || !self.process_completions(state))
             && state.available(false, 0) == 0
@@ -70,8 +70,8 @@ impl Stream {
         unsafe { state.read_available(start, len) }.map_or(Received::Unusual, Received::Data)
     }
 
-    /// Waits for data after [`receive_at_once`](Self::receive_at_once) has found none. Returns `None`
-    /// if the call needs the slow path.
+    /// Waits for data after [`receive_at_once`](Self::receive_at_once) has found none. Returns
+    /// `None` if the call needs the slow path.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes. This thread has locked the stream.
@@ -82,7 +82,7 @@ impl Stream {
         if !state.waits_for_data() || len == 0 {
             return None;
         }
-        if state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+        if state.returns_at_once(flags) {
             return Some(Err(Errno::EAGAIN));
         }
         let mut wait = Wait::after(state.options.receive_timeout);
@@ -139,7 +139,7 @@ impl Stream {
     ) -> Result<usize> {
         let total = total_len(buffers)?;
         let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
-        let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
+        let nonblocking = state.returns_at_once(flags);
         let mut done = 0;
         self.turn_to_receive(&mut state);
         loop {
@@ -245,7 +245,7 @@ impl Stream {
         }
         let mut state = self.enter()?;
         let total = total_len(buffers)?;
-        let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
+        let nonblocking = state.returns_at_once(flags);
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
         let mut polled = false;
@@ -314,7 +314,7 @@ impl Stream {
     /// See riowrite(3).
     pub unsafe fn write_mapped(&self, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
         let mut state = self.enter()?;
-        let nonblocking = state.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
+        let nonblocking = state.returns_at_once(flags);
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
         while done < data.len() {
@@ -498,7 +498,7 @@ impl State {
     /// Returns whether a call that receives will sleep, as the last ones did.
     #[inline]
     fn expects_to_sleep(&self, flags: c_int) -> bool {
-        self.sleeps >= SLEEPS && !self.is_nonblocking() && flags & libc::MSG_DONTWAIT == 0
+        self.sleeps >= SLEEPS && !self.returns_at_once(flags)
     }
 
     /// Returns whether the socket is connecting: a call that sends waits for the connection.
@@ -512,8 +512,8 @@ impl State {
         self.connection.as_ref().is_some_and(|connection| connection.reads_unlocked(len))
     }
 
-    /// Returns whether a call that finds no data waits for it: the stream has not ended, there is no
-    /// error to report, and the stream is the program's.
+    /// Returns whether a call that finds no data waits for it: the stream has not ended, there is
+    /// no error to report, and the stream is the program's.
     #[inline]
     fn waits_for_data(&self) -> bool {
         let ended = self.eof || self.shut_read || self.handed_over;

@@ -2,8 +2,8 @@
 //!
 //! A stream's lock guards everything behind its descriptor. It is held while data is copied, unless
 //! that is much and another thread uses the stream ([`outbox`], [`data`]), and never while waiting.
-//! One of the threads that wait for a connected stream, the leader, sleeps in its completion channel
-//! and notifies the others. The reactor delivers connection manager events.
+//! One of the threads that wait for a connected stream, the leader, sleeps in its completion
+//! channel and notifies the others. The reactor delivers connection manager events.
 
 mod accept;
 mod background_close;
@@ -357,6 +357,12 @@ impl State {
 
     fn is_nonblocking(&self) -> bool {
         self.flags & libc::O_NONBLOCK != 0
+    }
+
+    /// Returns whether a call with these flags does not wait.
+    #[inline]
+    fn returns_at_once(&self, flags: c_int) -> bool {
+        self.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0
     }
 
     /// Returns whether the program may still write.

@@ -54,9 +54,9 @@ impl Connection {
         self.repost();
         self.use_next_target();
         self.send_credit_updates();
-        if let Some(could_send) = outcome.could_send {
+        if outcome.could_send.is_some() {
             self.publish();
-            outcome.edge |= !could_send && self.can_send();
+            outcome.edge |= outcome.has_made_space(|| self.can_send());
         }
         outcome
     }
@@ -83,12 +83,9 @@ impl Connection {
         }
         let iwarp = self.qp.is_iwarp();
         let slot = (wc.wr_id() & !RECV_WR_ID_FLAG) as u32;
-        let imm = if iwarp {
-            iwarp_message(wc.imm_data(), wc.len(), || self.receive.imm(slot))
-        } else {
-            wc.imm_data().map(u32::from_be)
+        let Some(imm) = message_of(wc.imm_data(), iwarp, wc.len(), || self.receive.imm(slot)) else {
+            return self.violated(outcome);
         };
-        let Some(imm) = imm else { return self.violated(outcome) };
         // On iWARP a message without a receive ends the connection, and soft-iWARP does not
         // complete receives that are posted after that: this CQ would raise no event.
         let was_last = self.receive.used(slot) && iwarp;
@@ -213,7 +210,7 @@ impl Connection {
         let mut outcome = Outcome::default();
         self.process_send_cq(&mut outcome);
         self.send.pending_notify |= outcome.any;
-        self.send.pending_edge |= outcome.edge || outcome.could_send == Some(false) && self.can_send();
+        self.send.pending_edge |= outcome.edge || outcome.has_made_space(|| self.can_send());
     }
 
     /// Switches to the peer's next buffer when the current one is full.
@@ -240,9 +237,21 @@ impl Connection {
     }
 }
 
-/// Returns the immediate data of a message over iWARP: that of the completion, or the content of
-/// the message. `None` for a message that is not part of the protocol.
-fn iwarp_message(imm: Option<u32>, len: usize, content: impl FnOnce() -> u32) -> Option<u32> {
+impl Outcome {
+    /// Returns whether the completions have made space to send, which there was not before.
+    #[inline]
+    fn has_made_space(&self, can_send: impl FnOnce() -> bool) -> bool {
+        self.could_send == Some(false) && can_send()
+    }
+}
+
+/// Returns the immediate data of a received message: that of the completion, or on iWARP the
+/// content of the message. `None` for a message that is not part of the protocol.
+#[inline]
+fn message_of(imm: Option<u32>, iwarp: bool, len: usize, content: impl FnOnce() -> u32) -> Option<u32> {
+    if !iwarp {
+        return imm.map(u32::from_be);
+    }
     (len == IMM_LEN).then(|| imm.map_or_else(content, u32::from_be))
 }
 
@@ -384,16 +393,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_over_iwarp_carry_immediate_data() {
+    fn messages_carry_immediate_data() {
         let imm = Some(0x0102_0304_u32.to_be());
-        for (imm, len, message) in [
-            (None, IMM_LEN, Some(0x77)),
-            (None, IMM_LEN - 1, None),
-            (None, IMM_LEN + 1, None),
-            (imm, IMM_LEN, Some(0x0102_0304)),
-            (imm, 0, None),
+        for (imm, iwarp, len, message) in [
+            (imm, false, 0, Some(0x0102_0304)),
+            (imm, false, 1000, Some(0x0102_0304)),
+            // A SEND.
+            (None, false, IMM_LEN, None),
+            (None, true, IMM_LEN, Some(0x77)),
+            (None, true, IMM_LEN - 1, None),
+            (None, true, IMM_LEN + 1, None),
+            (imm, true, IMM_LEN, Some(0x0102_0304)),
+            (imm, true, 0, None),
         ] {
-            assert_eq!(iwarp_message(imm, len, || 0x77), message, "length {len}");
+            assert_eq!(message_of(imm, iwarp, len, || 0x77), message, "iWARP: {iwarp}, length {len}");
         }
     }
 
@@ -406,5 +419,12 @@ mod tests {
         for status in [IBV_WC_WR_FLUSH_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_GENERAL_ERR] {
             assert_eq!(errno_of(status), Errno::ECONNRESET);
         }
+    }
+
+    #[test]
+    fn only_new_space_is_an_edge() {
+        let after = |could_send, can_send| Outcome { could_send, ..Outcome::default() }.has_made_space(|| can_send);
+        assert!(after(Some(false), true) && !after(Some(false), false));
+        assert!(!after(Some(true), true) && !after(None, true), "there was space before");
     }
 }
