@@ -1,5 +1,6 @@
 //! A small ACM server: answers like ibacm, or misbehaves. It has its own definition of the message
-//! formats, independent of the tested client. Used by tests/acm_client.rs and docs/examples/acm-server.rs.
+//! formats, independent of the tested client. Used by tests/acm_client.rs and
+//! docs/examples/acm-server.rs.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};

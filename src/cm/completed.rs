@@ -36,8 +36,8 @@ impl Completed {
         let (Ok(before) | Err(before)) = self.completed.fetch_update(Ordering::Release, Ordering::Relaxed, next);
         if before & AWAITED != 0 {
             let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-            // SAFETY: the kernel takes any address. If the memory has been freed, there is no waiter, or a
-            // spurious wake-up.
+            // SAFETY: the kernel takes any address. If the memory has been freed, there is no
+            // waiter, or a spurious wake-up.
             unsafe { libc::syscall(libc::SYS_futex, word, operation, i32::MAX) };
         }
     }

@@ -1,5 +1,5 @@
-//! Ids of connection requests by kernel handle, for kernels that report events of such ids without the
-//! library's `uid`, which they learn when the program accepts.
+//! Ids of connection requests by kernel handle, for kernels that report events of such ids without
+//! the library's `uid`, which they learn when the program accepts.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

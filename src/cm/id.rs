@@ -34,7 +34,8 @@ pub struct Id {
     handle: AtomicU32,
     /// Whether the id owns its channel: every call waits for the event that completes it.
     sync: AtomicBool,
-    /// Whether it is the id of a connection request, and so in the table of [`handles`](super::handles).
+    /// Whether it is the id of a connection request, and so in the table of
+    /// [`handles`](super::handles).
     request: AtomicBool,
     /// Held while an event uses the QP, and while the QP is destroyed: the thread that reads events
     /// and the one that destroys the QP need not be the same.

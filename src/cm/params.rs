@@ -28,8 +28,8 @@ pub struct ConnParam<'a> {
     pub qp_num: u32,
 }
 
-/// The private data to send is the endpoint's `own`, and behind it the program's. Fails with `EINVAL`
-/// if that is too long.
+/// The private data to send is the endpoint's `own`, and behind it the program's. Fails with
+/// `EINVAL` if that is too long.
 pub(super) fn check_length(own: &[u8], param: Option<ConnParam<'_>>) -> Result<()> {
     let len = own.len() + param.map_or(0, |param| param.private_data.len());
     if len > usize::from(u8::MAX) { Err(Errno::EINVAL) } else { Ok(()) }

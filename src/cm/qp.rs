@@ -249,8 +249,8 @@ fn state_only(state: u32) -> ibv_qp_attr {
     attr
 }
 
-/// rdma_init_qp_attr(3): the attributes that the kernel requires of a QP in `attr.qp_state`. Returns
-/// the attribute mask.
+/// rdma_init_qp_attr(3): the attributes that the kernel requires of a QP in `attr.qp_state`.
+/// Returns the attribute mask.
 pub fn init_qp_attr(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
     let mut kernel = ib_uverbs_qp_attr::default();
     ucma::init_qp_attr(id.fd(), id.handle(), attr.qp_state, &mut kernel)?;

@@ -239,8 +239,8 @@ unsafe fn receive_locked(
     // A pin does not last while the call waits.
     let stream = Arc::clone(socket);
     drop(pinned);
-    // SAFETY: `len` bytes at `start` are writable, and this thread has locked the stream: guaranteed
-    // by the caller.
+    // SAFETY: `len` bytes at `start` are writable, and this thread has locked the stream:
+    // guaranteed by the caller.
     Errno::keeping(|| unsafe { stream.receive_locked(start, len, flags) })
 }
 

@@ -24,8 +24,8 @@ pub fn try_uninit<T>() -> Result<Box<MaybeUninit<T>>> {
     if memory.is_null() {
         return Err(Errno::ENOMEM);
     }
-    // SAFETY: fresh memory of T's layout from the system's allocator, with which both the standard library
-    // and [`Allocator`] free a Box.
+    // SAFETY: fresh memory of T's layout from the system's allocator, with which both the standard
+    // library and [`Allocator`] free a Box.
     Ok(unsafe { Box::from_raw(memory) })
 }
 

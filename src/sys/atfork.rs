@@ -7,9 +7,9 @@
 //! The registration is made when the library is loaded (`rsocket/forks.rs`): later, a fork() in
 //! another thread could come first. In a program that is linked with the static library,
 //! constructors of the program may run before the library's: calls that they make register the
-//! handlers of their layer themselves. A fork() in another thread may see them registered only after
-//! it began. The handlers allow for that: none of them waits for another thread, which the child of a
-//! fork() may not have.
+//! handlers of their layer themselves. A fork() in another thread may see them registered only
+//! after it began. The handlers allow for that: none of them waits for another thread, which the
+//! child of a fork() may not have.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};

@@ -6,20 +6,21 @@
 //!
 //! A thread never ends while it holds a lock or is in the middle of a change: it runs with
 //! cancellation disabled ([`in_call`], [`disabled`]) wherever it calls what may contain a
-//! cancellation point. The program's setting is in force in [`sleep`] only: around system calls that
-//! wait, which are made without a lock. rclose(3) and rshutdown(3) disable it even there ([`never`]),
-//! because they could not be repeated.
+//! cancellation point. The program's setting is in force in [`sleep`] only: around system calls
+//! that wait, which are made without a lock. rclose(3) and rshutdown(3) disable it even there
+//! ([`never`]), because they could not be repeated.
 //!
-//! All of a call for an rsocket is within [`in_call`]. The calls that each rdma_cm_id needs are not:
-//! their commands to the kernel are direct system calls, which are no cancellation points, and what
-//! else they call is within [`in_call`] or [`disabled`] where it is called.
+//! All of a call for an rsocket is within [`in_call`]. The calls that each rdma_cm_id needs are
+//! not: their commands to the kernel are direct system calls, which are no cancellation points, and
+//! what else they call is within [`in_call`] or [`disabled`] where it is called.
 //!
 //! A call that may wait is a cancellation point even if it need not ([`in_waiting_call`]), as the
 //! system call that it stands for: otherwise a thread that only sends would never end.
 //!
-//! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`], nor
-//! does an rrecv that has found nothing and sleeps. They make only the system calls of libibverbs, with cancellation disabled ([`disabled`]):
-//! write(2), which notifies software devices of work, is a cancellation point.
+//! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`],
+//! nor does an rrecv that has found nothing and sleeps. They make only the system calls of
+//! libibverbs, with cancellation disabled ([`disabled`]): write(2), which notifies software devices
+//! of work, is a cancellation point.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -62,8 +63,8 @@ const fn in_call_with(state: c_int) -> usize {
     1 + state as usize
 }
 
-/// Runs a call of the program, or the rest of one, in which the thread can be cancelled only while it
-/// sleeps.
+/// Runs a call of the program, or the rest of one, in which the thread can be cancelled only while
+/// it sleeps.
 pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
     if read(Word::Cancel) != OUTSIDE {
         return call();

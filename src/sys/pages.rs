@@ -1,8 +1,8 @@
 //! Zeroed memory in whole pages, for devices to read and write. The child of a fork() sees zeros
 //! instead of a copy.
 //!
-//! There are cleared pages for the next buffer of a stream. Mapping 32 new pages takes a fifth of the time of
-//! a connection's first 64 KB, and clearing used ones a tenth of that.
+//! There are cleared pages for the next buffer of a stream. Mapping 32 new pages takes a fifth of
+//! the time of a connection's first 64 KB, and clearing used ones a tenth of that.
 //!
 //! A few areas of freed buffers are kept, and one is prepared while a connection is set up, so that
 //! the first data need not wait for it. The areas are registered with no device, so they do not

@@ -360,8 +360,8 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
         let signaled = if item.signaled { verbs::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
         let inline = if item.inline && num_sge > 0 { verbs::ibv_send_flags::IBV_SEND_INLINE.0 } else { 0 };
         let request = request.as_mut_ptr();
-        // Only what these opcodes use: clearing the rest would take a tenth of the instructions of a
-        // message.
+        // Only what these opcodes use: clearing the rest would take a tenth of the instructions of
+        // a message.
         // SAFETY: the request is writable.
         unsafe {
             (&raw mut (*request).wr_id).write(item.wr_id);

@@ -42,8 +42,9 @@ fn check(call: impl FnOnce() -> c_int) -> Result<()> {
     if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
 }
 
-/// Makes a call that returns a pointer, or NULL with errno set. Soft-iWARP sometimes does not set it
-/// (docs/compatibility.md), and the call fails with `ENOMEM` then, not with what an earlier call has left.
+/// Makes a call that returns a pointer, or NULL with errno set. Soft-iWARP sometimes does not set
+/// it (docs/compatibility.md), and the call fails with `ENOMEM` then, not with what an earlier call
+/// has left.
 fn pointer<T>(call: impl FnOnce() -> *mut T) -> Result<NonNull<T>> {
     let before = errno::errno();
     errno::set_errno(errno::Errno(0));

@@ -1,5 +1,6 @@
-//! Writes `rdma_cma.h` and `rsocket.h` into the folder named on the command line: the definitions of `src/ffi` and the
-//! prototypes of `abi/rdmacm`, put into C by cbindgen as its `cbindgen.toml` says, and finished by [`finish`].
+//! Writes `rdma_cma.h` and `rsocket.h` into the folder named on the command line: the definitions
+//! of `src/ffi` and the prototypes of `abi/rdmacm`, put into C by cbindgen as its `cbindgen.toml`
+//! says, and finished by [`finish`].
 
 mod finish;
 

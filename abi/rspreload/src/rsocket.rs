@@ -42,8 +42,8 @@ pub fn set_library_option(inner: c_int, option: c_int) -> Result<(), c_int> {
     set_option(inner, base::private::LEVEL, option, 1)
 }
 
-/// Moves a member of an epoll instance of librdmacm (`side`) to `epfd`, one of the program's: as `fd`,
-/// a descriptor of the kernel's, with the same event. Does nothing with another librdmacm.
+/// Moves a member of an epoll instance of librdmacm (`side`) to `epfd`, one of the program's: as
+/// `fd`, a descriptor of the kernel's, with the same event. Does nothing with another librdmacm.
 pub fn hand_over(side: c_int, member: c_int, fd: c_int, epfd: c_int) {
     let handover = base::private::Handover { member, fd, epfd };
     let _ = rdma::set(side, (base::private::LEVEL, base::private::HAND_OVER), &handover);

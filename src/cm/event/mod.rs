@@ -79,8 +79,9 @@ pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
     let shown = loop {
         // It was there before the wait, and only a thread that is cancelled takes it.
         let event = room.as_mut().ok_or(Errno::ENOMEM)?.as_mut_ptr();
-        // SAFETY: there is room for an event, of whose numbers and pointers zeros are values. The kernel
-        // returns the `uid` of ids and groups, which are its owner's until the kernel has ended them.
+        // SAFETY: there is room for an event, of whose numbers and pointers zeros are values. The
+        // kernel returns the `uid` of ids and groups, which are its owner's until the kernel has
+        // ended them.
         let outcome = unsafe {
             event.write_bytes(0, 1);
             let raw = &raw mut (*event).raw;

@@ -324,15 +324,15 @@ impl Sender {
         (self.last_wr_id, signaled)
     }
 
-    /// Returns whether the last work request is signaled: often enough that space is freed before it
-    /// is used up.
+    /// Returns whether the last work request is signaled: often enough that space is freed before
+    /// it is used up.
     #[inline]
     fn is_signal_due(&self) -> bool {
         self.unsignaled_entries >= self.limits.sq_entries / 4 || self.is_in_row()
     }
 
-    /// Fast path of [`plan`](Self::plan) and [`take`](Self::take), for `len` bytes inline if nothing
-    /// is held and space is not short: reserves one message of all of them.
+    /// Fast path of [`plan`](Self::plan) and [`take`](Self::take), for `len` bytes inline if
+    /// nothing is held and space is not short: reserves one message of all of them.
     #[inline]
     pub fn take_inline(&mut self, len: u32) -> Option<InlineRequest> {
         debug_assert!(self.held() == 0);

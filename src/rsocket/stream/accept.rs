@@ -314,10 +314,10 @@ impl Stream {
     }
 
     /// Notifies of connections that have become available to raccept(3), with the listener's lock
-    /// held. Each of them is an edge, and wakes one of the threads in raccept(3), as with accept(2), and never one that leaves it: the
-    /// only threads that sleep for a listener's changes are in raccept(3), and whatever they return
-    /// from their sleep for, they take a connection if there is one. A thread that is cancelled
-    /// wakes another one.
+    /// held. Each of them is an edge, and wakes one of the threads in raccept(3), as with
+    /// accept(2), and never one that leaves it: the only threads that sleep for a listener's
+    /// changes are in raccept(3), and whatever they return from their sleep for, they take a
+    /// connection if there is one. A thread that is cancelled wakes another one.
     fn notify_ready(&self, connections: usize) {
         if connections == 0 {
             return;

@@ -156,8 +156,8 @@ pub fn listen(fd: RawFd, id: u32, backlog: u32) -> Result<()> {
     unsafe { issue(fd, RDMA_USER_CM_CMD_LISTEN, rdma_ucm_listen { id, backlog }, 0) }
 }
 
-/// ACCEPT of a request: `fill` sets parameters, vendor options and `uid`, which identifies the id in
-/// events. Of the peer's reply: leaves zeros.
+/// ACCEPT of a request: `fill` sets parameters, vendor options and `uid`, which identifies the id
+/// in events. Of the peer's reply: leaves zeros.
 pub fn accept(fd: RawFd, id: u32, fill: impl FnOnce(&mut rdma_ucm_accept)) -> Result<()> {
     let fill = |body: &mut rdma_ucm_accept| {
         body.id = id;

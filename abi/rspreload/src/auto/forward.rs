@@ -19,8 +19,8 @@ const BUFFER: usize = 64 << 10;
 /// (tcp_fin_timeout).
 const ORPHAN_TIMEOUT: c_int = 240;
 
-/// Bytes that a program may send after its peer has gone before it sees the reset, if it does not read
-/// what has arrived: more than the kernel holds of what it sent before.
+/// Bytes that a program may send after its peer has gone before it sees the reset, if it does not
+/// read what has arrived: more than the kernel holds of what it sent before.
 const MOST_IN_VAIN: usize = 16 << 20;
 
 /// One direction.
@@ -45,7 +45,8 @@ pub struct Forward {
     pipes: [Pipe; 2],
     /// The rsocket has failed. What has arrived by it still reaches the program.
     failed: bool,
-    /// Bytes that the program has sent since then, which are discarded, so that it can go on to read.
+    /// Bytes that the program has sent since then, which are discarded, so that it can go on to
+    /// read.
     in_vain: usize,
 }
 

@@ -1,8 +1,9 @@
 //! The receive side: the memory that the peer writes to, the receives for its messages, and the
 //! data that the program has not read.
 //!
-//! [`Rings`] have the memory for data: the small ring of a new stream, which is a part of the receive
-//! side's memory, and regions of the full size, and of larger ones for a stream that it limits.
+//! [`Rings`] have the memory for data: the small ring of a new stream, which is a part of the
+//! receive side's memory, and regions of the full size, and of larger ones for a stream that it
+//! limits.
 
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};

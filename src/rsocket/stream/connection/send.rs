@@ -1,12 +1,13 @@
 //! The send side: writes stream data into the peer's buffers, and riowrite(3) data into memory that
 //! the peer has mapped.
 //!
-//! The [`SendBuffer`] is allocated on first use, as large as the first message requires, and grown for
-//! a stream that it limits.
+//! The [`SendBuffer`] is allocated on first use, as large as the first message requires, and grown
+//! for a stream that it limits.
 //!
-//! Small messages are held while earlier ones are on their way ([`Sender::may_hold`]). Held bytes lie in the send buffer and are no message yet. Everything that is sent after them,
-//! and every call of the program that may wait, sends them first. Otherwise the completion of the
-//! earlier messages does, which the leader or the reactor notices (`stream/held.rs`).
+//! Small messages are held while earlier ones are on their way ([`Sender::may_hold`]). Held bytes
+//! lie in the send buffer and are no message yet. Everything that is sent after them, and every
+//! call of the program that may wait, sends them first. Otherwise the completion of the earlier
+//! messages does, which the leader or the reactor notices (`stream/held.rs`).
 //!
 //! [`Sender::may_hold`]: crate::rsocket::flow::Sender::may_hold
 
@@ -477,8 +478,8 @@ impl SendBuffer {
         receive::next_step(STEPS, self.size).filter(|_| self.may_grow)
     }
 
-    /// Returns whether the buffer is smaller than the first size, which it gets when it is used up for
-    /// the first time: a connection that sends more would process completions too often.
+    /// Returns whether the buffer is smaller than the first size, which it gets when it is used up
+    /// for the first time: a connection that sends more would process completions too often.
     pub fn is_small(&self) -> bool {
         self.size < self.first_size
     }
@@ -579,8 +580,8 @@ impl SendSide {
         unsafe { Grown::with(reservation, qp.pd()?, size, false).map(Memory::Grown) }
     }
 
-    /// Frees the buffer if no data is outstanding. The next send that needs it allocates it again, in
-    /// the first size.
+    /// Frees the buffer if no data is outstanding. The next send that needs it allocates it again,
+    /// in the first size.
     pub fn give_buffer_back(&mut self) {
         let buffer = &mut self.buffer;
         if self.flow.is_idle() && buffer.old.is_none() {
