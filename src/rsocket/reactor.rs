@@ -1,18 +1,16 @@
-//! The library's two threads for rsockets: they do the work that must happen while the program
-//! makes no call.
+//! The work for rsockets that must happen while the program makes no call.
 //!
-//! They wait for connection manager events, packets on UDP sockets, and timers. Making and freeing
-//! a connection takes commands that may block in the firmware of an adapter, so a thread of its own
-//! makes these commands ([`Role::Setup`]), and they do not delay established connections. Each
-//! thread starts with the first registration that needs it. On the data path, only small messages
-//! that are held, and the first messages of a connection, may need one.
+//! One thread waits for connection manager events, packets on UDP sockets, and timers. It never
+//! blocks. Making and freeing a connection takes commands that may block in the firmware of an
+//! adapter, so what is registered with [`Role::Setup`] is called by another thread, the worker, from
+//! a queue of jobs. The threads start with the first registrations that need them. On the data path,
+//! only small messages that are held, and the first messages of a connection, may need them.
 
 mod registrations;
 #[cfg(test)]
 mod tests;
 mod thread;
 mod timers;
-mod wake;
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -25,7 +23,8 @@ pub use self::thread::longest_iteration;
 use crate::cm::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 
-/// An object with a descriptor or a timer in a reactor. Both threads may call it at the same time.
+/// An object with a descriptor or a timer. Both threads may call it at the same time when its role
+/// has just changed.
 pub trait Service: Send + Sync {
     /// The descriptor registered as `key` is readable, or writable if [`set_writable_wanted`]
     /// requested this. Waits at most [`LOCK_TIMEOUT`] for a lock that may be held during a command,
@@ -54,103 +53,78 @@ const SHORT_TIMEOUT: Duration = Duration::from_millis(5);
 /// lock: longer than that thread needs, unless it waits for the caller's.
 pub const FREE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a reactor's thread is for.
+/// Which thread calls a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// What must not be late: established connections, and sockets for datagrams.
+    /// The thread for events: established connections, and sockets for datagrams. They must not be
+    /// late.
     Events,
-    /// Connections that are made or freed, and paths to be resolved, with commands that may block.
+    /// The worker: connections that are made or freed, and paths to be resolved, with commands that
+    /// may block.
     Setup,
 }
 
-const ROLES: [Role; 2] = [Role::Events, Role::Setup];
-
-/// Identifies a registration, and in its lowest bit the reactor. Never used twice.
+/// Identifies a registration. Never used twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(u64);
 
 impl Key {
-    fn new(role: Role) -> Key {
+    fn new() -> Key {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Key(NEXT.fetch_add(1, Ordering::Relaxed) << 1 | role as u64)
-    }
-
-    /// Returns what the thread is for that serves the registration.
-    pub fn role(self) -> Role {
-        if self.0 & 1 == Role::Setup as u64 { Role::Setup } else { Role::Events }
+        Key(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// In the order of [`Role`]. May be taken with a socket's lock held. Released before any socket's
-/// lock is taken (docs/concurrency.md).
-static REACTORS: [GlobalLock<Option<Reactor>>; 2] = [GlobalLock::new(None), GlobalLock::new(None)];
+/// May be taken with a socket's lock held. Released before any socket's lock is taken
+/// (docs/concurrency.md).
+static REACTOR: GlobalLock<Option<Reactor>> = GlobalLock::new(None);
 
-/// The lock of a reactor.
 type Held = Guard<'static, Option<Reactor>>;
 
-/// Registers `fd`, which stays open until [`unregister`], with the reactor of this role.
+/// Registers `fd`, which stays open until [`unregister`].
 pub fn register(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
-    add(role, Registration::new(fd, service))
+    add(Registration::new(role, fd, true, service))
 }
 
 /// As [`register`], but the descriptor is disabled until [`enable`].
 pub fn register_disabled(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
-    add(role, Registration { is_enabled: false, ..Registration::new(fd, service) })
+    add(Registration::new(role, fd, false, service))
 }
 
-fn add(role: Role, registration: Registration) -> Result<Key> {
-    let mut guard = lock(role);
+fn add(registration: Registration) -> Result<Key> {
+    let mut guard = lock();
     if let Some(lost) = guard.take_if(|reactor| !reactor.is_usable()) {
         lost.abandon();
     }
     let reactor = match &mut *guard {
         Some(reactor) => reactor,
-        none => none.insert(Reactor::start(role)?),
+        none => none.insert(Reactor::start()?),
     };
-    let key = Key::new(role);
+    let key = Key::new();
     reactor.add(key, registration)?;
     Ok(key)
 }
 
-/// Moves a registration and its timers to the reactor of this role. Returns the new key; on failure
-/// the old one stays. A call of the service by the former thread may still be in progress, and both
-/// threads may be called for the same event. The second descriptor is no longer watched.
-pub fn hand_over(key: Key, role: Role) -> Result<Key> {
-    let copy =
-        |old: &Registration| Registration { events: old.events, ..Registration::new(old.fd, Arc::clone(&old.service)) };
-    let copy = lock(key.role()).as_ref().and_then(|reactor| reactor.registrations.get(&key).map(copy));
-    // Registered with both for a moment: no event is lost.
-    let new = add(role, copy.ok_or(Errno::EBADF)?)?;
-    // Dropped without the lock: this may be the last reference to the service.
-    let former = remove(key);
-    if let (Some(former), Some(reactor)) = (&former, lock(role).as_mut()) {
-        reactor.set_timer(new, Timer::Expires, former.times[Timer::Expires as usize].map(|(time, _)| time));
-    }
-    Ok(new)
+/// Changes the thread that calls the service. Returns false if it has this role already. A call by
+/// the former thread may still be in progress.
+pub fn set_role(key: Key, role: Role) -> bool {
+    lock().as_mut().is_some_and(|reactor| reactor.set_role(key, role))
 }
 
 /// Removes a registration. A call of the service may still be in progress.
 pub fn unregister(key: Key) {
+    let removed = lock().as_mut().and_then(|reactor| reactor.remove(key));
     // Dropped without the lock: this may be the last reference to the service.
-    drop(remove(key));
-}
-
-fn remove(key: Key) -> Option<Registration> {
-    let mut guard = lock(key.role());
-    let reactor = guard.as_mut()?;
-    reactor.remove(key)
+    drop(removed);
 }
 
 /// Calls `replace`, which replaces the file of a descriptor, and keeps a registration of the
 /// descriptor for the new file.
 pub fn replace_file(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
-    let guards = ROLES.map(lock);
-    let latest = guards.iter().filter_map(|guard| {
-        let reactor = guard.as_ref().filter(|reactor| reactor.is_usable())?;
-        let (key, event) = reactor.find_fd(fd)?;
-        Some((key, event, &reactor.epoll))
-    });
-    let Some((_, event, epoll)) = latest.max_by_key(|&(key, ..)| key) else { return replace() };
+    let guard = lock();
+    let reactor = guard.as_ref().filter(|reactor| reactor.is_usable());
+    let found = reactor.and_then(|reactor| Some((reactor.find_fd(fd)?, &reactor.epoll)));
+    let Some((event, epoll)) = found else { return replace() };
     // The old file may be open in a child as well, so it would stay in the epoll.
     let _ = epoll.control(libc::EPOLL_CTL_DEL, fd, None);
     let result = replace();
@@ -160,7 +134,7 @@ pub fn replace_file(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<(
 /// Changes the descriptor of a registration to `fd`, which is open. The old descriptor may be
 /// closed afterwards.
 pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
-    let mut guard = lock(key.role());
+    let mut guard = lock();
     guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?.set_fd(key, fd)
 }
 
@@ -168,7 +142,7 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 /// registration has one such descriptor. Fails with `EAGAIN` if another thread keeps the reactor's
 /// lock, and with `EBADF` if the thread or the registration does not exist.
 pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
-    let mut guard = lock_within(key, SHORT_TIMEOUT)?;
+    let mut guard = lock_within(SHORT_TIMEOUT)?;
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     reactor.watch_second(key, fd)?.busy = 0;
     Ok(())
@@ -176,9 +150,10 @@ pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
 
 /// As [`watch_once`], from `delay` on.
 pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
-    let mut guard = lock_within(key, SHORT_TIMEOUT)?;
-    let reactor = usable(&mut guard, key)?;
+    let mut guard = lock_within(SHORT_TIMEOUT)?;
+    let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+    registration.busy = 0;
     if registration.second != Some((fd, true)) {
         registration.second = Some((fd, false));
     }
@@ -187,24 +162,17 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 }
 
 /// Takes the lock, for which the thread waits no longer than `limit`.
-fn lock_within(key: Key, limit: Duration) -> Result<Held> {
-    let mut guard = REACTORS[key.role() as usize].lock_within(limit).ok_or(Errno::EAGAIN)?;
+fn lock_within(limit: Duration) -> Result<Held> {
+    let mut guard = REACTOR.lock_within(limit).ok_or(Errno::EAGAIN)?;
     leave_to_parent(&mut guard);
     Ok(guard)
-}
-
-/// Returns the reactor of a registration. Fails with `EBADF` if either does not exist.
-fn usable(guard: &mut Option<Reactor>, key: Key) -> Result<&mut Reactor> {
-    let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
-    reactor.registrations.get_mut(&key).map(|registration| registration.busy = 0).ok_or(Errno::EBADF)?;
-    Ok(reactor)
 }
 
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
 /// wait. For a thread that holds the lock of an rsocket: does nothing if another thread keeps the
 /// reactor's lock, and the service is called again for the same events.
 pub fn try_pause(key: Key, time: Duration) {
-    if let Ok(mut guard) = lock_within(key, SHORT_TIMEOUT)
+    if let Ok(mut guard) = lock_within(SHORT_TIMEOUT)
         && let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable())
     {
         reactor.pause(key, time);
@@ -213,7 +181,7 @@ pub fn try_pause(key: Key, time: Duration) {
 
 /// Enables the descriptor of [`register_disabled`] and sets its timer.
 pub fn enable(key: Key, time: Instant) {
-    let mut guard = lock(key.role());
+    let mut guard = lock();
     if let Some(reactor) = guard.as_mut() {
         reactor.resume(key);
         reactor.set_timer(key, Timer::Expires, Some(time));
@@ -223,7 +191,7 @@ pub fn enable(key: Key, time: Instant) {
 /// Also calls the service while the descriptor of `key` is writable, or stops doing so. Fails with
 /// `EAGAIN` if another thread keeps the reactor's lock.
 pub fn set_writable_wanted(key: Key, wanted: bool) -> Result<()> {
-    let mut guard = lock_within(key, SHORT_TIMEOUT)?;
+    let mut guard = lock_within(SHORT_TIMEOUT)?;
     if let Some(reactor) = guard.as_mut() {
         let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
         reactor.change(key, |registration| registration.events = events as u32);
@@ -234,7 +202,7 @@ pub fn set_writable_wanted(key: Key, wanted: bool) -> Result<()> {
 /// Sets the timer of `key`, and cancels its previous timer. Waits for the reactor's lock as long as
 /// another thread keeps it.
 pub fn set_timer(key: Key, time: Option<Instant>) {
-    if let Some(reactor) = lock(key.role()).as_mut() {
+    if let Some(reactor) = lock().as_mut() {
         reactor.set_timer(key, Timer::Expires, time);
     }
 }
@@ -242,7 +210,7 @@ pub fn set_timer(key: Key, time: Option<Instant>) {
 /// As [`set_timer`], but fails with `EAGAIN` if another thread keeps the reactor's lock: for a
 /// caller that holds the lock of an rsocket, whose other calls must not wait for that thread.
 pub fn try_set_timer(key: Key, time: Option<Instant>) -> Result<()> {
-    if let Some(reactor) = lock_within(key, SHORT_TIMEOUT)?.as_mut() {
+    if let Some(reactor) = lock_within(SHORT_TIMEOUT)?.as_mut() {
         reactor.set_timer(key, Timer::Expires, time);
     }
     Ok(())
@@ -250,44 +218,42 @@ pub fn try_set_timer(key: Key, time: Option<Instant>) -> Result<()> {
 
 /// As [`set_timer`], but an earlier timer stays.
 pub fn set_timer_by(key: Key, time: Instant) {
-    if let Some(reactor) = lock(key.role()).as_mut() {
+    if let Some(reactor) = lock().as_mut() {
         reactor.set_timer_by(key, Timer::Expires, time);
     }
 }
 
-/// Waits until no thread holds the lock of the reactor of `key`, for [`FREE_TIMEOUT`] at most.
-pub fn wait_until_free(key: Key) {
-    drop(lock_within(key, FREE_TIMEOUT));
+/// Waits until no thread holds the reactor's lock, for [`FREE_TIMEOUT`] at most.
+pub fn wait_until_free() {
+    drop(lock_within(FREE_TIMEOUT));
 }
 
-/// Takes the locks before a fork() and keeps them.
+/// Takes the lock before a fork() and keeps it.
 pub(super) fn before_fork() {
-    REACTORS.iter().for_each(GlobalLock::before_fork);
+    REACTOR.before_fork();
 }
 
-/// Releases the locks taken by [`before_fork`].
+/// Releases the lock taken by [`before_fork`].
 pub(super) fn after_fork_in_parent() {
-    REACTORS.iter().rev().for_each(GlobalLock::after_fork_in_parent);
+    REACTOR.after_fork_in_parent();
 }
 
-/// Frees the locks in the child, which has no reactor thread: its parent keeps the registrations.
+/// Frees the lock in the child, which has no reactor thread: its parent keeps the registrations.
 ///
 /// # Safety
 /// The process has no other thread.
 pub(super) unsafe fn after_fork_in_child() {
-    for lock in REACTORS.iter().rev() {
-        // SAFETY: the process has no other thread: guaranteed by the caller.
-        unsafe { lock.after_fork_in_child(|| None) };
-        if let Some(mut reactor) = lock.try_lock() {
-            leave_to_parent(&mut reactor);
-        }
+    // SAFETY: the process has no other thread: guaranteed by the caller.
+    unsafe { REACTOR.after_fork_in_child(|| None) };
+    if let Some(mut reactor) = REACTOR.try_lock() {
+        leave_to_parent(&mut reactor);
     }
 }
 
-/// Takes the lock of a reactor. Drops a reactor of the parent, which may be left after a fork() in
-/// a signal handler.
-fn lock(role: Role) -> Held {
-    let mut guard = REACTORS[role as usize].lock();
+/// Takes the lock. Drops a reactor of the parent, which may be left after a fork() in a signal
+/// handler.
+fn lock() -> Held {
+    let mut guard = REACTOR.lock();
     leave_to_parent(&mut guard);
     guard
 }

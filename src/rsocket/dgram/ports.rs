@@ -1,8 +1,8 @@
 //! The ports of a socket, and searches for the paths that start at them.
 //!
 //! A port is created for the first datagram from its address, and removed when its QP fails or its
-//! device is removed. A search has a connection manager id. The reactor's thread for setup handles
-//! its events, because resolving may wait for ibacm, and address handles are commands.
+//! device is removed. A search has a connection manager id. The reactor's worker handles its
+//! events, because resolving may wait for ibacm, and address handles are commands.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

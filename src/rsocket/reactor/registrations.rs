@@ -1,6 +1,6 @@
-//! What a reactor's thread watches: descriptors and timers.
+//! What the thread for events watches: descriptors and timers; and the worker's jobs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::timers::Timers;
-use super::wake::Wake;
 use super::{Key, Role, Service, thread};
 use crate::errno::{Errno, Result};
 use crate::sys::event::KernelEpoll;
+use crate::sys::library_fds::{self, OwnFd};
 use crate::sys::owner::Owner;
 
 /// Set in the epoll's data for the second descriptor of a registration.
@@ -23,7 +23,7 @@ pub(super) struct Reactor {
     pub epoll: KernelEpoll,
     /// The epoll reports this socket when the thread has to read the timers again.
     pub wake: Wake,
-    /// Number of this reactor in the process. The thread of an earlier reactor ends.
+    /// Number of this reactor in the process. The threads of an earlier reactor end.
     pub number: usize,
     pub registrations: HashMap<Key, Registration>,
     /// The latest registration of each descriptor. An earlier one may be of a number that the
@@ -35,14 +35,38 @@ pub(super) struct Reactor {
     timers_set: u64,
     /// The thread waits with the timers that it has read.
     pub is_waiting: bool,
+    /// What the worker has to do. Has capacity for two of each registration.
+    pub jobs: VecDeque<(Key, Call)>,
+    has_worker: bool,
+}
+
+/// Why a service is called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Call {
+    /// The descriptor is ready.
+    Service,
+    /// The timer has expired.
+    Expired,
+}
+
+/// What a thread calls.
+pub(super) struct Due {
+    pub key: Key,
+    pub call: Call,
+    pub service: Arc<dyn Service>,
+    /// [`Reactor::finished`] is called afterwards, even if the service is not busy.
+    pub must_finish: bool,
 }
 
 pub(super) struct Registration {
+    role: Role,
     pub fd: c_int,
     /// The events that the service is called for.
     pub events: u32,
-    /// The epoll reports these events.
+    /// The epoll reports these events, unless `is_job` is set.
     pub is_enabled: bool,
+    /// By [`Call`]: a job of the worker is queued, or in progress.
+    is_job: [bool; 2],
     /// The descriptor of [`watch_once`](super::watch_once), and whether the epoll has it already.
     pub second: Option<(c_int, bool)>,
     pub service: Arc<dyn Service>,
@@ -54,11 +78,13 @@ pub(super) struct Registration {
 
 impl Registration {
     /// Calls `service` when `fd` is readable.
-    pub fn new(fd: c_int, service: Arc<dyn Service>) -> Registration {
+    pub fn new(role: Role, fd: c_int, is_enabled: bool, service: Arc<dyn Service>) -> Registration {
         Registration {
+            role,
             fd,
             events: libc::EPOLLIN as u32,
-            is_enabled: true,
+            is_enabled,
+            is_job: [false; 2],
             second: None,
             service,
             times: [None; TIMERS],
@@ -67,10 +93,22 @@ impl Registration {
     }
 
     /// Returns the epoll event for the descriptor. While it is disabled, the epoll reports an error
-    /// once, because it cannot leave out errors.
+    /// once, because it cannot leave out errors. One that the worker is called for is reported once,
+    /// and enabled again after the call.
     pub fn event(&self, key: Key) -> Option<libc::epoll_event> {
-        let events = if self.is_enabled { self.events } else { libc::EPOLLONESHOT as u32 };
-        Some(libc::epoll_event { events, u64: key.0 })
+        let is_reported = self.is_enabled && !self.is_job[Call::Service as usize];
+        let once = if is_reported && self.role == Role::Events { 0 } else { libc::EPOLLONESHOT as u32 };
+        Some(libc::epoll_event { events: if is_reported { self.events | once } else { once }, u64: key.0 })
+    }
+}
+
+impl Registration {
+    /// The service is about to be called.
+    fn due(&mut self, key: Key, call: Call) -> Due {
+        // The timer may be set, and expire, from now on.
+        self.is_job[Call::Expired as usize] &= call != Call::Expired;
+        let must_finish = self.busy != 0 || self.is_job[call as usize];
+        Due { key, call, service: Arc::clone(&self.service), must_finish }
     }
 }
 
@@ -100,7 +138,7 @@ const BUSY_DOUBLINGS: u32 = 6;
 const TIMERS: usize = Timer::Watches as usize + 1;
 
 impl Reactor {
-    pub fn start(role: Role) -> Result<Reactor> {
+    pub fn start() -> Result<Reactor> {
         /// Number of registrations that need no more memory.
         const FEW: usize = 7;
         static STARTED: AtomicUsize = AtomicUsize::new(0);
@@ -111,7 +149,9 @@ impl Reactor {
         let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        thread::spawn(role, number)?;
+        thread::spawn(Role::Events, number)?;
+        // A worker of a lost reactor ends.
+        thread::JOBS.notify();
         Ok(Reactor {
             owner: Owner::this_process(),
             epoll,
@@ -122,7 +162,75 @@ impl Reactor {
             timers,
             timers_set: 0,
             is_waiting: false,
+            jobs: VecDeque::new(),
+            has_worker: false,
         })
+    }
+
+    /// Starts the worker, unless it runs. Until it can be started, the thread for events does its
+    /// jobs.
+    fn start_worker(&mut self) {
+        self.has_worker = self.has_worker || thread::spawn(Role::Setup, self.number).is_ok();
+    }
+
+    /// See [`set_role`](super::set_role).
+    pub fn set_role(&mut self, key: Key, role: Role) -> bool {
+        let changes = self.registrations.get(&key).is_some_and(|registration| registration.role != role);
+        if changes && role == Role::Setup {
+            self.start_worker();
+        }
+        changes && self.change(key, |registration| registration.role = role)
+    }
+
+    /// Returns what the thread for events has to call for `key`. A job is added to the worker's
+    /// instead.
+    pub fn due(&mut self, key: Key, call: Call) -> Option<Due> {
+        let registration = self.registrations.get_mut(&key)?;
+        if registration.role == Role::Events {
+            return Some(registration.due(key, call));
+        }
+        if std::mem::replace(&mut registration.is_job[call as usize], true) {
+            return None;
+        }
+        if !self.has_worker {
+            return Some(registration.due(key, call));
+        }
+        if self.jobs.len() == self.jobs.capacity() {
+            let registrations = &self.registrations;
+            self.jobs.retain(|(key, _)| registrations.contains_key(key));
+        }
+        self.jobs.push_back((key, call));
+        thread::JOBS.notify_one();
+        None
+    }
+
+    /// Takes the worker's next job.
+    pub fn next_job(&mut self) -> Option<Due> {
+        loop {
+            let (key, call) = self.jobs.pop_front()?;
+            if let Some(registration) = self.registrations.get_mut(&key) {
+                return Some(registration.due(key, call));
+            }
+        }
+    }
+
+    /// A service was called, and has returned whether it was not busy. Otherwise it is called again
+    /// after a pause: the descriptor stays readable, and others must not wait.
+    pub fn finished(&mut self, key: Key, call: Call, done: bool) {
+        let pause = self.busy_pause(key, done);
+        if call == Call::Expired {
+            if !done {
+                self.set_after(key, Timer::Expires, pause);
+            }
+            return;
+        }
+        let was_job = |registration: &Registration| registration.is_job[Call::Service as usize];
+        if self.registrations.get(&key).is_some_and(was_job) {
+            self.change(key, |registration| registration.is_job[Call::Service as usize] = false);
+        }
+        if !done {
+            self.pause(key, pause);
+        }
     }
 
     /// Makes the epoll report `wake`, or stops it.
@@ -168,11 +276,11 @@ impl Reactor {
         }
     }
 
-    /// The service of `key` is busy. Returns the time until it is called again.
-    pub fn busy_pause(&mut self, key: Key) -> Duration {
+    /// Counts how often the service of `key` was busy. Returns the time until it is called again.
+    pub fn busy_pause(&mut self, key: Key, done: bool) -> Duration {
         let Some(registration) = self.registrations.get_mut(&key) else { return BUSY_PAUSE };
         let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
-        registration.busy += 1;
+        registration.busy = if done { 0 } else { registration.busy + 1 };
         pause
     }
 
@@ -212,7 +320,12 @@ impl Reactor {
     pub fn add(&mut self, key: Key, registration: Registration) -> Result<()> {
         self.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         self.by_fd.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        self.timers.reserve(TIMERS * (self.registrations.len() + 1))?;
+        let count = self.registrations.len() + 1;
+        self.timers.reserve(TIMERS * count)?;
+        self.jobs.try_reserve((2 * count).saturating_sub(self.jobs.len())).map_err(|_| Errno::ENOMEM)?;
+        if registration.role == Role::Setup {
+            self.start_worker();
+        }
         self.epoll.control(libc::EPOLL_CTL_ADD, registration.fd, registration.event(key))?;
         self.by_fd.insert(registration.fd, key);
         self.registrations.insert(key, registration);
@@ -251,10 +364,10 @@ impl Reactor {
         }
     }
 
-    /// Returns the latest registration of a descriptor, and its event in the epoll.
-    pub fn find_fd(&self, fd: c_int) -> Option<(Key, Option<libc::epoll_event>)> {
+    /// Returns the event in the epoll of the latest registration of a descriptor.
+    pub fn find_fd(&self, fd: c_int) -> Option<Option<libc::epoll_event>> {
         let &key = self.by_fd.get(&fd)?;
-        Some((key, self.registrations.get(&key)?.event(key)))
+        Some(self.registrations.get(&key)?.event(key))
     }
 
     /// See [`try_pause`](super::try_pause).
@@ -291,5 +404,34 @@ impl Reactor {
         // Cannot fail for a registered descriptor.
         let _ = self.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, registration.event(key));
         true
+    }
+}
+
+/// The epoll's data for the socket: no registration has this key.
+const WAKE: u64 = 0;
+
+/// A socket that is always writable: making the epoll report it wakes the thread. Nothing is ever
+/// written to it, because the program may have closed it and opened a file of its own under the
+/// same number.
+pub(super) struct Wake {
+    fd: OwnFd,
+    /// Identifies the socket ([`library_fds::cookie`]).
+    cookie: Option<u64>,
+    raised: bool,
+}
+
+impl Wake {
+    fn new() -> Result<Wake> {
+        let fd = OwnFd::new(library_fds::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0))?;
+        Ok(Wake { cookie: library_fds::cookie(fd.as_raw_fd()), fd, raised: false })
+    }
+
+    fn event(&self) -> Option<libc::epoll_event> {
+        let events = if self.raised { libc::EPOLLOUT as u32 } else { 0 };
+        Some(libc::epoll_event { events, u64: WAKE })
+    }
+
+    pub fn is_unchanged(&self) -> bool {
+        library_fds::cookie(self.fd.as_raw_fd()) == self.cookie
     }
 }

@@ -1,15 +1,18 @@
-//! A reactor's thread.
+//! The thread for events, and the worker.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::registrations::{SECOND, Timer};
-use super::{Key, Role, Service, lock};
+use super::registrations::{Call, Due, Reactor, SECOND, Timer};
+use super::{Key, Role, lock};
 use crate::errno::{Errno, Result};
 use crate::sys::clock;
+use crate::sys::futex::Changes;
+
+/// Counts the worker's jobs.
+pub(super) static JOBS: Changes = Changes::new();
 
 /// Duration of the longest iteration of either thread since the last query, in microseconds.
 static LONGEST_ITERATION: AtomicU64 = AtomicU64::new(0);
@@ -46,23 +49,50 @@ pub(super) fn spawn(role: Role, number: usize) -> Result<()> {
 }
 
 extern "C" fn events_main(number: *mut c_void) -> *mut c_void {
-    run(Role::Events, number as usize);
+    handle_events(number as usize);
     std::ptr::null_mut()
 }
 
 extern "C" fn setup_main(number: *mut c_void) -> *mut c_void {
-    run(Role::Setup, number as usize);
+    work(number as usize);
     std::ptr::null_mut()
 }
 
-/// The thread's main function. Runs until the process ends or the program closes the descriptors.
-fn run(role: Role, number: usize) {
+/// Notes how long an iteration took that began at `start`.
+fn note_iteration(start: Instant) {
+    let iteration = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+    LONGEST_ITERATION.fetch_max(iteration, Ordering::Relaxed);
+}
+
+/// Calls `with` with the reactor of this number. Returns `None` if it no longer exists: the program
+/// has closed the descriptors, and other threads were started.
+fn with<T>(number: usize, with: impl FnOnce(&mut Reactor) -> Option<T>) -> Option<T> {
+    lock().as_mut().filter(|reactor| reactor.number == number).and_then(with)
+}
+
+/// The worker. Runs until the process ends or the program closes the descriptors.
+fn work(number: usize) {
+    loop {
+        let count = JOBS.count();
+        let Some(job) = with(number, |reactor| Some(reactor.next_job())) else { return };
+        let Some(job) = job else {
+            let _ = JOBS.wait(count, None);
+            continue;
+        };
+        let start = Instant::now();
+        call(job);
+        note_iteration(start);
+    }
+}
+
+/// The thread for events. Runs until the process ends or the program closes the descriptors.
+fn handle_events(number: usize) {
     const BATCH: usize = 64;
-    /// Timers of a turn: releasing a connection takes a while, and new events must not wait for
-    /// thousands that were closed at once.
+    /// Timers of a turn: new events must not wait for thousands of connections that were closed at
+    /// once.
     const EXPIRED: usize = 16;
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
-    while let Some((epoll, timeout)) = next_wait(role, number) {
+    while let Some((epoll, timeout)) = with(number, next_wait) {
         // SAFETY: the buffer has room for BATCH events; a number that is no longer an epoll is an
         // error.
         let count = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), BATCH as c_int, timeout) };
@@ -71,104 +101,75 @@ fn run(role: Role, number: usize) {
         }
         let start = Instant::now();
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
-            serve(role, number, event);
+            serve(number, event);
         }
         // A service may set its timer again: that one is for the next turn, after other events.
         let due = Instant::now();
         for _ in 0..EXPIRED {
-            let Some(expired) = next_expired(role, number, due) else { break };
-            let Expired::Calls(key, service, was_busy) = expired else { continue };
-            if !service.expired(key) {
-                retry(key, Timer::Expires);
-            } else if was_busy {
-                clear_busy(key);
-            }
+            let Some(expired) = with(number, |reactor| next_expired(reactor, due)) else { break };
+            expired.into_iter().for_each(call);
         }
-        let iteration = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-        LONGEST_ITERATION.fetch_max(iteration, Ordering::Relaxed);
+        note_iteration(start);
     }
 }
 
 /// Handles an event that the epoll has reported.
-fn serve(role: Role, number: usize, event: &libc::epoll_event) {
+fn serve(number: usize, event: &libc::epoll_event) {
     let key = Key(event.u64 & !SECOND);
-    let Some((service, was_busy)) = find(role, number, key) else { return };
-    if event.u64 & SECOND != 0 {
-        if !service.second_is_readable() {
-            retry(key, Timer::Watches);
-        }
-    } else if !service.service(key) {
-        // The descriptor stays readable, and others must not wait.
-        retry(key, Timer::Resumes);
-    } else if was_busy {
-        clear_busy(key);
+    if event.u64 & SECOND == 0 {
+        let due = with(number, |reactor| {
+            reactor.is_waiting = false;
+            reactor.due(key, Call::Service)
+        });
+        due.into_iter().for_each(call);
+        return;
+    }
+    let service = with(number, |reactor| {
+        reactor.is_waiting = false;
+        reactor.registrations.get(&key).map(|registration| registration.service.clone())
+    });
+    if service.is_some_and(|service| !service.second_is_readable()) {
+        with(number, |reactor| {
+            let pause = reactor.busy_pause(key, false);
+            reactor.set_after(key, Timer::Watches, pause);
+            Some(())
+        });
+    }
+}
+
+/// Calls a service. A key is never used twice, so a later reactor does not know it.
+fn call(due: Due) {
+    let Due { key, call, service, must_finish } = due;
+    let done = match call {
+        Call::Service => service.service(key),
+        Call::Expired => service.expired(key),
+    };
+    if (must_finish || !done)
+        && let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable())
+    {
+        reactor.finished(key, call, done);
     }
 }
 
 /// Returns the epoll to wait for and the milliseconds until the first timer, -1 without timers.
-/// Clears the wake-up for a new timer. Returns `None` if the reactor of this number no longer
-/// exists.
-fn next_wait(role: Role, number: usize) -> Option<(RawFd, c_int)> {
-    let mut guard = lock(role);
-    let reactor = guard.as_mut().filter(|reactor| reactor.number == number && reactor.wake.is_unchanged())?;
+/// Clears the wake-up for a new timer. Returns `None` if the program has closed the descriptors.
+fn next_wait(reactor: &mut Reactor) -> Option<(RawFd, c_int)> {
+    if !reactor.wake.is_unchanged() {
+        return None;
+    }
     reactor.report_wake(false);
     reactor.is_waiting = true;
     Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.first_timer())))
 }
 
-/// Returns the service of `key`, and whether it was busy last. Also notes that the thread does not
-/// wait. Returns `None` if the registration no longer exists, or the thread's reactor: a service may
-/// have blocked while the program closed the descriptors and another thread was started.
-fn find(role: Role, number: usize, key: Key) -> Option<(Arc<dyn Service>, bool)> {
-    let mut guard = lock(role);
-    let reactor = guard.as_mut().filter(|reactor| reactor.number == number)?;
-    reactor.is_waiting = false;
-    let registration = reactor.registrations.get(&key)?;
-    Some((Arc::clone(&registration.service), registration.busy != 0))
-}
-
-/// The service of `key` is busy. It is called again after a pause. A key is never used twice, so a
-/// later reactor does not know it.
-fn retry(key: Key, kind: Timer) {
-    if let Some(reactor) = lock(key.role()).as_mut().filter(|reactor| reactor.is_usable()) {
-        let pause = reactor.busy_pause(key);
-        match kind {
-            Timer::Resumes => reactor.pause(key, pause),
-            Timer::Expires | Timer::Watches => reactor.set_after(key, kind, pause),
-        }
-    }
-}
-
-fn clear_busy(key: Key) {
-    if let Some(reactor) = lock(key.role()).as_mut()
-        && let Some(registration) = reactor.registrations.get_mut(&key)
-    {
-        registration.busy = 0;
-    }
-}
-
-/// What is to be done for a timer that has expired.
-enum Expired {
-    /// Nothing: the reactor has done it.
-    Done,
-    /// The service is called. It was busy last if the third one is set.
-    Calls(Key, Arc<dyn Service>, bool),
-}
-
-/// Takes a timer that had expired at `due`. Returns `None` if there is none, or the thread's
-/// reactor no longer exists.
-fn next_expired(role: Role, number: usize, due: Instant) -> Option<Expired> {
-    let mut guard = lock(role);
-    let reactor = guard.as_mut().filter(|reactor| reactor.number == number)?;
+/// Takes a timer that had expired at `due`. Returns what is to be called for it, if anything. Returns
+/// `None` if there is none.
+fn next_expired(reactor: &mut Reactor, due: Instant) -> Option<Option<Due>> {
     let (key, kind) = reactor.take_expired(due)?;
     match kind {
         Timer::Resumes => reactor.resume(key),
         Timer::Watches => reactor.watch_now(key),
-        Timer::Expires => {
-            let registration = reactor.registrations.get(&key)?;
-            let was_busy = registration.busy != 0;
-            return Some(Expired::Calls(key, Arc::clone(&registration.service), was_busy));
-        }
+        Timer::Expires => return Some(reactor.due(key, Call::Expired)),
     }
-    Some(Expired::Done)
+    Some(None)
 }

@@ -297,9 +297,7 @@ impl Stream {
         // Before accepting: a later failure would end a connection that the peer has seen
         // established.
         state.id()?.set_nonblocking()?;
-        // If the other thread cannot start, this one serves the connection, too.
-        let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())
-            .or_else(|_| reactor::register_disabled(Role::Setup, stream.fd, stream.clone()))?;
+        let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())?;
         state.key = Some(key);
         let accepted = state.id().and_then(|id| id.connect_or_accept(false, initiator_depth(id), &offer));
         drop(state);

@@ -157,10 +157,10 @@ impl Stream {
         }
         while state.closing.is_some() {
             // Usually the message can be sent at once, and often it has arrived already.
-            let Some(key) = state.key.filter(|_| !self.is_finished(&mut state)) else {
+            if state.key.is_none() || self.is_finished(&mut state) {
                 state.take_background_close();
                 break;
-            };
+            }
             // If the reactor cannot be told, the next call that shuts down or closes goes on.
             if state.schedule_check() || !state.is_closed() && started.elapsed() > FREE_TIMEOUT {
                 break;
@@ -168,7 +168,7 @@ impl Stream {
             // Another thread keeps the reactor's lock: other calls on the stream do not wait for
             // it, and may take this over.
             drop(state);
-            reactor::wait_until_free(key);
+            reactor::wait_until_free();
             state = self.lock();
             if state.is_closed() && !was_closed {
                 // rclose(3) has, and what it waits for is its own.
@@ -216,7 +216,7 @@ impl Stream {
         if self.is_kept(&state) || state.is_being_detached() {
             return state.schedule_check();
         }
-        // The thread for setup releases the connection, with commands that may block. The process
+        // The worker releases the connection, with commands that may block. The process
         // may exit before.
         if state.move_to(Role::Setup) {
             state.closing.as_mut().into_iter().for_each(BackgroundClose::finish);

@@ -302,7 +302,7 @@ impl Stream {
     }
 
     /// As [`close_unaccepted`](Self::close_unaccepted), for the thread that handles events: the
-    /// other one releases the resources, with commands that may block.
+    /// worker releases the resources, with commands that may block.
     pub(super) fn close_soon(&self) {
         let mut state = self.lock();
         if state.is_closed() {

@@ -258,7 +258,6 @@ impl Stream {
         state.connection = Some(connection);
         state.phase = Phase::Connected;
         state.success_unreported = true;
-        // Without resources for the move it stays where it is.
         state.move_to(Role::Events);
         self.on_connected(state);
         Ok(())
@@ -331,10 +330,12 @@ impl Stream {
         let deadline = Instant::now() + FREE_TIMEOUT;
         loop {
             let result = state.set_keep_alive();
-            let Some(key) = state.key.filter(|_| result.is_err() && Instant::now() < deadline) else { return result };
+            if result.is_ok() || state.key.is_none() || Instant::now() >= deadline {
+                return result;
+            }
             // Without the stream's lock, for which other calls wait.
             drop(state);
-            reactor::wait_until_free(key);
+            reactor::wait_until_free();
             state = self.enter()?;
         }
     }

@@ -271,7 +271,7 @@ impl Stream {
         has_failed
     }
 
-    /// Registers the event channel with the thread for setup.
+    /// Registers the event channel with the worker.
     fn watch(self: &Arc<Self>, state: &mut State) -> Result<()> {
         if state.key.is_none() {
             state.id()?.set_nonblocking()?;
@@ -337,13 +337,9 @@ impl State {
         }
     }
 
-    /// Moves the stream to the thread of `role`. Returns false if it is there already, or if there
-    /// are no resources for the move.
+    /// Lets the thread of `role` serve the stream. Returns false if it does already.
     fn move_to(&mut self, role: Role) -> bool {
-        let Some(key) = self.key.filter(|key| key.role() != role) else { return false };
-        let Ok(new) = reactor::hand_over(key, role) else { return false };
-        self.key = Some(new);
-        true
+        self.key.is_some_and(|key| reactor::set_role(key, role))
     }
 
     /// Returns whether the program has closed the stream.
