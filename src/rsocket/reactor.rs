@@ -144,8 +144,7 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
     let mut guard = lock_within(SHORT_TIMEOUT)?;
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
-    reactor.watch_second(key, fd)?.busy = 0;
-    Ok(())
+    reactor.watch_second(key, fd)
 }
 
 /// As [`watch_once`], from `delay` on.
@@ -153,7 +152,6 @@ pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     let mut guard = lock_within(SHORT_TIMEOUT)?;
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-    registration.busy = 0;
     if registration.second != Some((fd, true)) {
         registration.second = Some((fd, false));
     }

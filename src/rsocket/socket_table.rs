@@ -28,8 +28,8 @@ const RESERVED: u32 = u32::MAX;
 
 /// The table; NULL until it is needed.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
-/// The entries of the table that are in use.
-static USE: Use = Use::new();
+/// Where the search for a free entry begins.
+static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Bytes of the table.
 const SIZE: usize = size_of::<Table>();
 /// In place of the table of a process that could not have one.
@@ -38,7 +38,7 @@ const NONE: *mut Table = ptr::dangling_mut();
 /// A child of fork() has none of its parent's rsockets.
 pub fn in_child() {
     TABLE.store(ptr::null_mut(), Relaxed);
-    USE.reset();
+    NEXT.store(0, Relaxed);
 }
 
 /// Returns the table, which the first call creates.
@@ -155,73 +155,41 @@ impl Drop for Entry {
     fn drop(&mut self) {
         // A child of fork() shares its parent's table.
         if self.owner.is_this_process() {
-            USE.give(self.entry, self.index);
+            give(self.entry, self.index, &NEXT);
         }
     }
 }
 
 /// Takes a free entry and clears its counters.
 fn reserve(table: &'static Table) -> Option<(u32, &'static layout::Entry)> {
-    let index = USE.take(&table.entries)?;
+    let index = take(&table.entries, &NEXT)?;
     let entry = table.entries.get(index as usize)?;
     table.header.end.fetch_max(index + 1, Relaxed);
     entry.counters.clear();
     Some((index, entry))
 }
 
-/// The entries of a table that are in use.
-struct Use {
-    /// Where the search for a free entry begins.
-    next: AtomicU32,
-    /// Number of entries in use, and of searches in progress. A full table is not searched.
-    count: AtomicU32,
+/// Reserves a free entry and returns its index. While other threads take and free entries, a search
+/// may miss a free one.
+fn take(entries: &[layout::Entry], next: &AtomicU32) -> Option<u32> {
+    let (start, len) = (next.load(Relaxed), entries.len() as u32);
+    for index in (0..len).map(|step| (start + step) % len) {
+        let state = &entries.get(index as usize)?.state;
+        if state.load(Relaxed) == layout::FREE
+            && state.compare_exchange(layout::FREE, RESERVED, Acquire, Relaxed).is_ok()
+        {
+            next.store((index + 1) % len, Relaxed);
+            return Some(index);
+        }
+    }
+    None
 }
 
-impl Use {
-    const fn new() -> Use {
-        Use { next: AtomicU32::new(0), count: AtomicU32::new(0) }
-    }
-
-    fn reset(&self) {
-        self.next.store(0, Relaxed);
-        self.count.store(0, Relaxed);
-    }
-
-    /// Reserves a free entry. Returns its index. While other threads take and give entries, a
-    /// search may miss a free one.
-    fn take(&self, entries: &[layout::Entry]) -> Option<u32> {
-        let len = entries.len() as u32;
-        let more = |count: u32| (count < len).then_some(count + 1);
-        // Acquire: an entry that was given before is found free.
-        self.count.fetch_update(Acquire, Relaxed, more).ok()?;
-        let found = self.search(entries);
-        if found.is_none() {
-            self.count.fetch_sub(1, Release);
-        }
-        found
-    }
-
-    fn search(&self, entries: &[layout::Entry]) -> Option<u32> {
-        let (start, len) = (self.next.load(Relaxed), entries.len() as u32);
-        for index in (0..len).map(|step| (start + step) % len) {
-            let state = &entries.get(index as usize)?.state;
-            if state.load(Relaxed) == layout::FREE
-                && state.compare_exchange(layout::FREE, RESERVED, Acquire, Relaxed).is_ok()
-            {
-                self.next.store((index + 1) % len, Relaxed);
-                return Some(index);
-            }
-        }
-        None
-    }
-
-    /// Frees an entry.
-    fn give(&self, entry: &layout::Entry, index: u32) {
-        entry.state.store(layout::FREE, Release);
-        self.count.fetch_sub(1, Release);
-        // Low entries first: fewer pages are in use.
-        self.next.fetch_min(index, Relaxed);
-    }
+/// Frees an entry.
+fn give(entry: &layout::Entry, index: u32, next: &AtomicU32) {
+    entry.state.store(layout::FREE, Release);
+    // Low entries first: fewer pages are in use.
+    next.fetch_min(index, Relaxed);
 }
 
 /// Returns the first bytes of an address, which hold all of it.
@@ -254,35 +222,14 @@ mod tests {
 
     #[test]
     fn low_entries_are_used_first() {
-        let (entries, entries_in_use) = (entries::<4>(), Use::new());
-        assert!((0..3).all(|index| entries_in_use.take(&entries) == Some(index)));
+        let (entries, next) = (entries::<4>(), AtomicU32::new(0));
+        assert!((0..3).all(|index| take(&entries, &next) == Some(index)));
         for index in [2, 0] {
-            entries_in_use.give(&entries[index as usize], index);
+            give(&entries[index as usize], index, &next);
         }
-        let taken: Vec<_> = iter::from_fn(|| entries_in_use.take(&entries)).collect();
+        let taken: Vec<_> = iter::from_fn(|| take(&entries, &next)).collect();
         assert_eq!(taken, [0, 2, 3]);
-    }
-
-    #[test]
-    fn a_full_table_is_not_searched() {
-        let (entries, entries_in_use) = (entries::<3>(), Use::new());
-        assert!((0..3).all(|index| entries_in_use.take(&entries) == Some(index)));
-        // A search would find it.
-        entries[1].state.store(layout::FREE, Relaxed);
-        assert_eq!(entries_in_use.take(&entries), None);
-        entries_in_use.give(&entries[1], 1);
-        assert_eq!(entries_in_use.take(&entries), Some(1));
-        assert_eq!(entries_in_use.take(&entries), None);
-    }
-
-    #[test]
-    fn a_search_in_vain_is_not_counted() {
-        let (entries, entries_in_use) = (entries::<2>(), Use::new());
-        for entry in &entries {
-            entry.state.store(RESERVED, Relaxed);
-        }
-        assert_eq!(entries_in_use.take(&entries), None);
-        entries[0].state.store(layout::FREE, Relaxed);
-        assert_eq!(entries_in_use.take(&entries), Some(0));
+        give(&entries[1], 1, &next);
+        assert_eq!((take(&entries, &next), take(&entries, &next)), (Some(1), None));
     }
 }

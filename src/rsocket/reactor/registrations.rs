@@ -26,9 +26,6 @@ pub(super) struct Reactor {
     /// Number of this reactor in the process. The threads of an earlier reactor end.
     pub number: usize,
     pub registrations: HashMap<Key, Registration>,
-    /// The latest registration of each descriptor. An earlier one may be of a number that the
-    /// program has closed.
-    by_fd: HashMap<c_int, Key>,
     /// Has capacity for one timer of each kind per registration.
     pub timers: Timers<(Key, Timer, u64)>,
     /// Number of timers that were set.
@@ -55,7 +52,7 @@ pub(super) struct Due {
     pub call: Call,
     pub service: Arc<dyn Service>,
     /// [`Reactor::finished`] is called afterwards, even if the service is not busy.
-    pub must_finish: bool,
+    pub is_noted: bool,
 }
 
 pub(super) struct Registration {
@@ -67,13 +64,13 @@ pub(super) struct Registration {
     pub is_enabled: bool,
     /// By [`Call`]: a job of the worker is queued, or in progress.
     is_job: [bool; 2],
+    /// Number of times in a row that the service was busy.
+    busy: u32,
     /// The descriptor of [`watch_once`](super::watch_once), and whether the epoll has it already.
     pub second: Option<(c_int, bool)>,
     pub service: Arc<dyn Service>,
     /// The time of each kind of timer that is set, and its number.
     pub times: [Option<(Instant, u64)>; TIMERS],
-    /// Number of times in a row that the service was busy.
-    pub busy: u32,
 }
 
 impl Registration {
@@ -85,10 +82,10 @@ impl Registration {
             events: libc::EPOLLIN as u32,
             is_enabled,
             is_job: [false; 2],
+            busy: 0,
             second: None,
             service,
             times: [None; TIMERS],
-            busy: 0,
         }
     }
 
@@ -100,15 +97,13 @@ impl Registration {
         let once = if is_reported && self.role == Role::Events { 0 } else { libc::EPOLLONESHOT as u32 };
         Some(libc::epoll_event { events: if is_reported { self.events | once } else { once }, u64: key.0 })
     }
-}
 
-impl Registration {
     /// The service is about to be called.
     fn due(&mut self, key: Key, call: Call) -> Due {
         // The timer may be set, and expire, from now on.
         self.is_job[Call::Expired as usize] &= call != Call::Expired;
-        let must_finish = self.busy != 0 || self.is_job[call as usize];
-        Due { key, call, service: Arc::clone(&self.service), must_finish }
+        let is_noted = self.is_job[call as usize] || self.busy > 0;
+        Due { key, call, service: Arc::clone(&self.service), is_noted }
     }
 }
 
@@ -142,8 +137,7 @@ impl Reactor {
         /// Number of registrations that need no more memory.
         const FEW: usize = 7;
         static STARTED: AtomicUsize = AtomicUsize::new(0);
-        let (mut registrations, mut by_fd, mut timers) = (HashMap::new(), HashMap::new(), Timers::new());
-        by_fd.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
+        let (mut registrations, mut timers) = (HashMap::new(), Timers::new());
         registrations.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
         timers.reserve(TIMERS * FEW)?;
         let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
@@ -158,7 +152,6 @@ impl Reactor {
             wake,
             number,
             registrations,
-            by_fd,
             timers,
             timers_set: 0,
             is_waiting: false,
@@ -217,20 +210,24 @@ impl Reactor {
     /// A service was called, and has returned whether it was not busy. Otherwise it is called again
     /// after a pause: the descriptor stays readable, and others must not wait.
     pub fn finished(&mut self, key: Key, call: Call, done: bool) {
-        let pause = self.busy_pause(key, done);
-        if call == Call::Expired {
-            if !done {
-                self.set_after(key, Timer::Expires, pause);
+        let Some(registration) = self.registrations.get_mut(&key) else { return };
+        let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
+        registration.busy = if done { 0 } else { registration.busy.saturating_add(1) };
+        match call {
+            Call::Service => {
+                self.change(key, |registration| registration.is_job[Call::Service as usize] = false);
+                if !done {
+                    self.pause(key, pause);
+                }
             }
-            return;
+            Call::Expired if !done => self.set_after(key, Timer::Expires, pause),
+            Call::Expired => {}
         }
-        let was_job = |registration: &Registration| registration.is_job[Call::Service as usize];
-        if self.registrations.get(&key).is_some_and(was_job) {
-            self.change(key, |registration| registration.is_job[Call::Service as usize] = false);
-        }
-        if !done {
-            self.pause(key, pause);
-        }
+    }
+
+    /// The service of the second descriptor was busy.
+    pub fn watch_again(&mut self, key: Key) {
+        self.set_after(key, Timer::Watches, 4 * BUSY_PAUSE);
     }
 
     /// Makes the epoll report `wake`, or stops it.
@@ -259,14 +256,14 @@ impl Reactor {
         std::mem::forget((self.registrations, self.timers));
     }
 
-    pub fn watch_second(&mut self, key: Key, fd: c_int) -> Result<&mut Registration> {
+    pub fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {
         let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
         let is_known = registration.second == Some((fd, true));
         let command = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
         let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
         self.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
         registration.second = Some((fd, true));
-        Ok(registration)
+        Ok(())
     }
 
     /// Sets a timer for the time after `delay`, unless it is set.
@@ -274,14 +271,6 @@ impl Reactor {
         if self.registrations.get(&key).is_some_and(|registration| registration.times[kind as usize].is_none()) {
             self.set_timer(key, kind, Some(Instant::now() + delay));
         }
-    }
-
-    /// Counts how often the service of `key` was busy. Returns the time until it is called again.
-    pub fn busy_pause(&mut self, key: Key, done: bool) -> Duration {
-        let Some(registration) = self.registrations.get_mut(&key) else { return BUSY_PAUSE };
-        let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
-        registration.busy = if done { 0 } else { registration.busy + 1 };
-        pause
     }
 
     /// Sets a timer of this kind, and cancels the previous one.
@@ -319,7 +308,6 @@ impl Reactor {
     /// Adds a registration.
     pub fn add(&mut self, key: Key, registration: Registration) -> Result<()> {
         self.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        self.by_fd.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let count = self.registrations.len() + 1;
         self.timers.reserve(TIMERS * count)?;
         self.jobs.try_reserve((2 * count).saturating_sub(self.jobs.len())).map_err(|_| Errno::ENOMEM)?;
@@ -327,7 +315,6 @@ impl Reactor {
             self.start_worker();
         }
         self.epoll.control(libc::EPOLL_CTL_ADD, registration.fd, registration.event(key))?;
-        self.by_fd.insert(registration.fd, key);
         self.registrations.insert(key, registration);
         Ok(())
     }
@@ -335,7 +322,6 @@ impl Reactor {
     /// Removes a registration.
     pub fn remove(&mut self, key: Key) -> Option<Registration> {
         let registration = self.registrations.remove(&key)?;
-        self.forget_fd(registration.fd, key);
         if self.is_usable() {
             for fd in registration.second.map(|(fd, _)| fd).into_iter().chain([registration.fd]) {
                 // Cannot fail for a watched descriptor.
@@ -347,27 +333,19 @@ impl Reactor {
 
     /// Changes the descriptor of a registration.
     pub fn set_fd(&mut self, key: Key, fd: c_int) -> Result<()> {
-        self.by_fd.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
         self.epoll.control(libc::EPOLL_CTL_ADD, fd, registration.event(key))?;
         // Cannot fail for a registered descriptor.
         let _ = self.epoll.control(libc::EPOLL_CTL_DEL, registration.fd, None);
-        let former = std::mem::replace(&mut registration.fd, fd);
-        self.forget_fd(former, key);
-        self.by_fd.insert(fd, key);
+        registration.fd = fd;
         Ok(())
     }
 
-    fn forget_fd(&mut self, fd: c_int, key: Key) {
-        if self.by_fd.get(&fd) == Some(&key) {
-            self.by_fd.remove(&fd);
-        }
-    }
-
-    /// Returns the event in the epoll of the latest registration of a descriptor.
+    /// Returns the event in the epoll of the latest registration of a descriptor. An earlier one may
+    /// be of a number that the program has closed.
     pub fn find_fd(&self, fd: c_int) -> Option<Option<libc::epoll_event>> {
-        let &key = self.by_fd.get(&fd)?;
-        Some(self.registrations.get(&key)?.event(key))
+        let all = self.registrations.iter().filter(|(_, registration)| registration.fd == fd);
+        all.max_by_key(|(key, _)| **key).map(|(&key, registration)| registration.event(key))
     }
 
     /// See [`try_pause`](super::try_pause).

@@ -130,8 +130,7 @@ fn serve(number: usize, event: &libc::epoll_event) {
     });
     if service.is_some_and(|service| !service.second_is_readable()) {
         with(number, |reactor| {
-            let pause = reactor.busy_pause(key, false);
-            reactor.set_after(key, Timer::Watches, pause);
+            reactor.watch_again(key);
             Some(())
         });
     }
@@ -139,12 +138,12 @@ fn serve(number: usize, event: &libc::epoll_event) {
 
 /// Calls a service. A key is never used twice, so a later reactor does not know it.
 fn call(due: Due) {
-    let Due { key, call, service, must_finish } = due;
+    let Due { key, call, service, is_noted } = due;
     let done = match call {
         Call::Service => service.service(key),
         Call::Expired => service.expired(key),
     };
-    if (must_finish || !done)
+    if (is_noted || !done)
         && let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable())
     {
         reactor.finished(key, call, done);
