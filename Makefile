@@ -45,7 +45,7 @@ $(call one_word,CHECK_DIST)
 
 export CARGO_TARGET_DIR PREFIX LIBDIR INCLUDEDIR SYSCONFDIR SBINDIR BINDIR MANDIR UNITDIR UDEVDIR DESTDIR VERSION DIST CHECK_DIST
 
-.PHONY: all quick test lint check check-all demo bench lab headers abi-check install-test install install-strip uninstall dist release deb opt kit clean help preconditions build
+.PHONY: all quick test lint check check-all demo bench lab headers abi-check install-test install install-strip uninstall dist release deb opt kit binaries clean help preconditions build
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY) $(PRELOAD) $(IWPMD) $(DOCTOR) $(RSSTAT) ## build everything into $(DIST), target/dist unless given (the default)
@@ -116,6 +116,9 @@ opt: all ## write the tarball for /opt of any distribution, into target/package
 
 kit: all ## build rdmacm-verify, which tests on machines with RDMA adapters (programs/kit/README.md), in target/package
 	programs/kit/build
+
+binaries: preconditions ## build both tarballs for glibc 2.28 and newer (scripts/binaries)
+	scripts/binaries
 
 clean: preconditions ## remove what was built
 	$(RUN_CARGO) clean

@@ -91,7 +91,7 @@ def build(options, chosen):
     """Builds the chosen programs and returns their folder."""
     targets = [*dict.fromkeys(program for program, _ in chosen), "shims/failmalloc.so"]
     if options.arch == "arm64":
-        root = prepare_arm64("tests/lab/arm64", "path")
+        root = prepare_arm64("tests/lab/other-debian", "path", "arm64")
         if options.lib == "ours":
             prepare_arm64("scripts/build-arm64")
         variables = [f"CC=aarch64-linux-gnu-gcc --sysroot={root}", "AR=aarch64-linux-gnu-ar"]
