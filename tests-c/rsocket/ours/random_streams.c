@@ -7,7 +7,7 @@
  * -s: only the listeners, until the program is killed; -a ADDRESS: only the clients, to that address;
  * -P: a peer has the reference's library: no peeks, and one buffer for each call that receives;
  * -t SECONDS instead of a number of connections; -n clients; -r seed; -c kind of the clients; -l kind of the listener;
- * -i: pauses in which buffers become idle; -k SECONDS after which a stream counts as stuck.
+ * with -s that kind only; -i: pauses in which buffers become idle; -k SECONDS after which a stream counts as stuck.
  */
 #include "cases.h"
 #include "rscommon.h"
@@ -473,6 +473,8 @@ static void *accept_all(void *argument)
 static void listen_all(void)
 {
 	for (int i = 0; i < KINDS; i++) {
+		if (set.listener >= 0 && set.listener != i)
+			continue;
 		union address at = any_addr(AF_INET, (uint16_t)(PORT + i));
 		int fd = socket_of(&kinds[i]);
 		pthread_t thread;
