@@ -20,6 +20,7 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -296,6 +297,44 @@ static const char *closes_file(void)
 	return NULL;
 }
 
+static void closes_server(int signal)
+{
+	(void)signal;
+	if (!caught)
+		caught = close(server) == -1 && errno == EAGAIN ? 1 : -1;
+}
+
+/* A handler's close is refused if the handler has interrupted a call of the library: children have the connection. */
+static const char *refused_close(void)
+{
+	const struct itimerval soon = { .it_value = { 0, 500 } };
+	const char *mode = getenv("RS_MODE");
+	socklen_t len = sizeof(int);
+	char byte = 'x';
+	int status;
+	pid_t child;
+
+	if (!mode)
+		return NULL;
+	signal(SIGALRM, closes_server);
+	caught = 0;
+	for (int tries = 0; tries < 100 && caught != 1; tries++) {
+		if (caught) {
+			close(client);
+			CHECK(!connect_both());
+		}
+		caught = 0;
+		setitimer(ITIMER_REAL, &soon, NULL);
+		while (!caught)
+			getsockopt(client, SOL_SOCKET, SO_ERROR, &status, &len);
+	}
+	CHECK(caught == 1 && (child = fork()) >= 0);
+	if (!child)
+		_exit(strcmp(mode, "rdma") && recv(server, &byte, 1, 0) != 1);
+	CHECK(send(client, "x", 1, 0) == 1 && waitpid(child, &status, 0) == child && status == 0);
+	return NULL;
+}
+
 /* As libuv closes descriptors. */
 static const char *closes_directly(void)
 {
@@ -506,7 +545,7 @@ static const struct {
 	{ "checked", checked },
 	{ "dup3_close_range", copies }, { "closefrom", closes_from }, { "fclose", closes_file },
 	{ "fdopen", streams }, { "pread", offsets }, { "preadv2", vectors }, { "dprintf", formatted },
-	{ "syscall", closes_directly },
+	{ "syscall", closes_directly }, { "refused_close", refused_close },
 };
 
 int main(int argc, char **argv)

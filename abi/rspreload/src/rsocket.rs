@@ -138,9 +138,11 @@ pub fn release(entry: Entry) -> c_int {
     if drop_reference(entry) { rsocket_abi::rclose(entry.inner) } else { 0 }
 }
 
-/// Whether there is data to receive.
-pub fn has_unread(inner: c_int) -> bool {
-    library_option::<c_int>(inner, base::private::READABLE_BYTES).is_some_and(|bytes| bytes > 0)
+/// The bytes to receive, or not sent yet, of an rsocket: a private option of librdmacm. Returns the
+/// errno of a failure: EAGAIN in a signal handler that has interrupted another call.
+pub fn bytes(inner: c_int, option: c_int) -> Result<c_int, c_int> {
+    let bytes = || rdma::get(inner, (base::private::LEVEL, option)).ok_or_else(errno::get);
+    errno::keeping(bytes).map(|(bytes, _)| bytes)
 }
 
 /// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.

@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, fence};
 
-use libc::{F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
+use libc::{EAGAIN, F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
 
 use super::log::Reason;
 use super::shared::{Accepted, MAX_SLOTS, Slot, Use};
@@ -311,19 +311,19 @@ pub fn slot_of(entry: Entry) -> Option<&'static Slot> {
 /// Closes an rsocket of which the program has closed the last number. If a child may use it, its
 /// data is forwarded until the child closes it.
 pub fn close(inner: c_int) -> c_int {
-    if let Some(index) = index_of(inner) {
-        if FORKED.has(index)
-            && let Some(slot) = shared::slot(index)
-        {
-            slot.want(slot.generation(), Use::Inherited);
-            return 0;
-        }
-        leave(index);
+    let index = index_of(inner);
+    if let Some(slot) = index.filter(|&index| FORKED.has(index)).and_then(shared::slot) {
+        slot.want(slot.generation(), Use::Inherited);
+        return 0;
     }
-    // As TCP does.
-    if rsocket::has_unread(inner) {
-        rsocket::reset_when_closed(inner);
+    match rsocket::bytes(inner, base::private::READABLE_BYTES) {
+        // Librdmacm refuses the call: the connection stays as it is.
+        Err(EAGAIN) => return errno::fail(EAGAIN),
+        // As TCP does.
+        Ok(1..) => rsocket::reset_when_closed(inner),
+        _ => {}
     }
+    index.into_iter().for_each(leave);
     rsocket_abi::rclose(inner)
 }
 
