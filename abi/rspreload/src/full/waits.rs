@@ -23,6 +23,9 @@ use crate::{epoll, errno, fds, memory, next_symbol, open_fds, table};
 /// The highest signal is 64.
 const SIGNALS: core::ops::RangeInclusive<c_int> = 1..=64;
 
+/// Between two looks at pending signals, in milliseconds, where there can be no signalfd.
+const LOOK_EVERY: c_int = 20;
+
 /// Reads a time-out: -1 for none. Fails with `EINVAL` as the kernel does.
 ///
 /// # Safety
@@ -90,20 +93,25 @@ fn wait_for_signals(
     let is_full = |fd: &c_int| *fd < 0 && errno::get() == libc::EMFILE;
     // The kernel needs no descriptor for such a call: the program may have all that it may have.
     let fd = errno::keeping(|| Some(make()).filter(|fd| !is_full(fd)).unwrap_or_else(|| open_fds::beyond_limit(make)));
-    if fds::on_new_fd(fd) < 0 {
-        return errno::fail(libc::ENOMEM);
-    }
+    fds::on_new_fd(fd);
+    // At the hard limit, or without memory: the signals are looked for again and again.
+    let piece = if fd < 0 { LOOK_EVERY } else { c_int::MAX };
     let close = || {
         errno::keeping(|| next_symbol::close(fd));
     };
     let result = with_cleanup(close, || {
         loop {
-            let Waited { result, signalled } = wait(fd, end.left());
-            if result != 0 || !signalled {
+            let left = end.left();
+            let is_piece = left < 0 && fd < 0 || left > piece;
+            let Waited { result, signalled } = wait(fd, if is_piece { piece } else { left });
+            if result != 0 || !signalled && fd >= 0 {
                 break result;
             }
             if deliver(signals, mask) {
                 break errno::fail(EINTR);
+            }
+            if fd < 0 && !is_piece {
+                break 0;
             }
         }
     });
