@@ -44,6 +44,11 @@ static RECORDS: Growing<Record> = Growing::new();
 /// One more than the number of calls of fork(2) in this process and in those before it.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
+/// What the number of an instance has as its `instance`.
+fn instance(epfd: c_int) -> u32 {
+    RECORDS.get(epfd).map_or(0, |number| number.instance.load(SeqCst))
+}
+
 /// The process is about to fork.
 pub fn begin_generation() {
     GENERATION.fetch_add(1, SeqCst);
@@ -105,6 +110,7 @@ impl Record {
         self.members.iter().for_each(|member| member.epoll.store(0, SeqCst));
     }
 
+    /// The member of the instance that has the number, or had it before.
     fn member(&self, epfd: c_int) -> Option<&Member> {
         self.members.iter().find(|member| member.epoll.load(SeqCst) == epfd + 1)
     }
@@ -122,7 +128,8 @@ pub fn note(epfd: c_int, op: c_int, fd: c_int, event: impl FnOnce() -> Option<ep
 /// `E2BIG` beyond [`MAX_INSTANCES`].
 pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<(), c_int> {
     let record = record(fd).ok_or(libc::E2BIG)?;
-    match (op, record.member(epfd)) {
+    let is_current = |member: &&Member| member.instance.load(SeqCst) == instance(epfd);
+    match (op, record.member(epfd).filter(is_current)) {
         (EPOLL_CTL_ADD, Some(_)) => Err(libc::EEXIST),
         (EPOLL_CTL_MOD | EPOLL_CTL_DEL, None) => Err(libc::ENOENT),
         (EPOLL_CTL_ADD | EPOLL_CTL_MOD, _) if event.is_none() => Err(libc::EFAULT),
@@ -172,8 +179,7 @@ pub fn leave(fd: c_int) {
 pub fn join(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;
-        let instance = RECORDS.get(epfd).map_or(0, |number| number.instance.load(SeqCst));
-        if epfd >= 0 && instance == member.instance.load(SeqCst) {
+        if epfd >= 0 && instance(epfd) == member.instance.load(SeqCst) {
             super::add(epfd, fd, epoll_event { events: member.events.load(SeqCst), u64: member.data.load(SeqCst) });
         }
     }

@@ -277,4 +277,9 @@ fn an_instance_that_was_closed_is_not_joined_again() {
     crate::calls::dup2(Epoll::new().fd(), closed.fd());
     join(fd);
     assert_eq!((closed.wait(9, 0), kept.wait(9, 0)), (vec![], vec![(2, EPOLLOUT as u32)]));
+    // Of which the socket is no member.
+    let event = Some(epoll_event { events: EPOLLOUT as u32, u64: 3 });
+    let control = |op| super::members::control(closed.fd(), op, fd, event);
+    assert_eq!([EPOLL_CTL_DEL, EPOLL_CTL_MOD].map(control), [Err(ENOENT); 2]);
+    assert_eq!([EPOLL_CTL_ADD; 2].map(control), [Ok(()), Err(EEXIST)]);
 }
