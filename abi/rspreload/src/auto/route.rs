@@ -233,10 +233,16 @@ fn second() -> u64 {
     (process::now() / 1_000_000_000) as u64 + 1
 }
 
-/// Whether the second of a word is after `now`, in a clock that wraps around.
+/// Whether the second of a word is after `now`, in a clock that wraps around: by no more than words
+/// are remembered, or a word that has expired would count again half a turn later.
 fn is_current(word: u64, now: u64) -> bool {
     let left = (word & TIME).wrapping_sub(now) & TIME;
-    word != 0 && left > 0 && left < TIME / 2
+    word != 0 && (1..=remembered()).contains(&left)
+}
+
+/// How long an outcome is remembered, in seconds.
+fn remembered() -> u64 {
+    (config::remember() as u64).min(TIME / 2)
 }
 
 /// Returns what is remembered.
@@ -249,14 +255,14 @@ pub fn find(subject: Subject) -> Option<Outcome> {
 
 /// Remembers an outcome for as long as the configuration says.
 pub fn remember(subject: Subject, outcome: Outcome) {
-    remember_for(TIME / 2 - 1, subject, outcome);
+    remember_for(remembered(), subject, outcome);
 }
 
 /// Remembers an outcome for so many seconds at most.
 pub fn remember_for(most: u64, subject: Subject, outcome: Outcome) {
-    let seconds = config::remember() as u64;
+    let seconds = remembered().min(most);
     if seconds > 0 {
-        store(subject, outcome, seconds.min(most));
+        store(subject, outcome, seconds);
     }
 }
 
@@ -296,6 +302,8 @@ mod tests_of_remembered {
 
     #[test]
     fn the_clock_may_wrap_around() {
+        // The second in which a word has expired is ahead again after half a turn, 97 days later.
+        assert!(!is_current(1 << HASH_SHIFT | 5, 6 + TIME / 2 + 1));
         assert!(is_current(1 << HASH_SHIFT | 5, TIME));
         assert!(!is_current(1 << HASH_SHIFT | 5, 5));
         assert!(!is_current(1 << HASH_SHIFT | 5, 6));
