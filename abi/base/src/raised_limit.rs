@@ -11,14 +11,16 @@ pub fn limits() -> Option<libc::rlimit> {
     known.then_some(limit)
 }
 
-/// Leaves `errno` alone.
-fn set(limit: libc::rlimit) {
-    // SAFETY: `limit` is a live structure; the C library's errno of this thread.
+/// Returns the limit before. Leaves `errno` alone.
+fn replace(limit: libc::rlimit) -> libc::rlimit {
+    let mut before = limit;
+    // SAFETY: live structures; the C library's errno of this thread.
     unsafe {
         let errno = *libc::__errno_location();
-        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const limit, &raw mut before);
         *libc::__errno_location() = errno;
     }
+    before
 }
 
 /// The soft limit while a thread has raised it, otherwise 0. Each library has one.
@@ -37,9 +39,13 @@ impl RaisedLimit {
         // One that another thread has raised is restored by that one.
         let Some(limit) = limits().filter(|limit| limit.rlim_cur < limit.rlim_max) else { return call() };
         self.0.store(limit.rlim_cur, Relaxed);
-        set(libc::rlimit { rlim_cur: limit.rlim_max, ..limit });
+        let limit = replace(libc::rlimit { rlim_cur: limit.rlim_max, ..limit });
         let result = call();
-        set(limit);
+        let raised = replace(limit);
+        if raised.rlim_cur != raised.rlim_max || raised.rlim_max != limit.rlim_max {
+            // The program has changed it meanwhile.
+            replace(raised);
+        }
         self.0.store(0, Relaxed);
         result
     }
@@ -48,7 +54,27 @@ impl RaisedLimit {
     pub fn in_child(&self) {
         let soft = self.0.swap(0, Relaxed);
         if let Some(limit) = limits().filter(|_| soft != 0) {
-            set(libc::rlimit { rlim_cur: soft.min(limit.rlim_max), ..limit });
+            replace(libc::rlimit { rlim_cur: soft.min(limit.rlim_max), ..limit });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_the_program_sets_meanwhile_stays() {
+        let before = limits().unwrap();
+        let low = libc::rlimit { rlim_cur: before.rlim_max - 2, ..before };
+        replace(low);
+        let during = |limit| RaisedLimit::new().during(|| i32::from(replace(limit).rlim_cur == before.rlim_max));
+        assert_eq!(
+            (during(libc::rlimit { rlim_cur: before.rlim_max, ..low }), limits().unwrap().rlim_cur),
+            (1, low.rlim_cur)
+        );
+        let other = libc::rlimit { rlim_cur: before.rlim_max - 1, ..low };
+        assert_eq!((during(other), limits().unwrap().rlim_cur), (1, other.rlim_cur));
+        replace(before);
     }
 }
