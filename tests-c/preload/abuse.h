@@ -46,17 +46,11 @@ static inline bool is_automatic(void)
 }
 
 /*
- * An rsocket's number refers to a placeholder, an ordinary socket's to "socket:[…]". In automatic mode a new socket is
- * both.
+ * An rsocket has no owner, for which F_GETOWN fails. In automatic mode a new socket is one of the kernel's as well.
  */
 static inline bool is_rsocket(int fd)
 {
-	char path[40], target[64] = "";
-
-	if (is_automatic())
-		return true;
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	return readlink(path, target, sizeof(target) - 1) > 0 && strncmp(target, "socket:", 7) != 0;
+	return is_automatic() || fcntl(fd, F_GETOWN) == -1;
 }
 
 static inline int stream_socket(int flags)

@@ -92,6 +92,11 @@ static const char *requests(void)
 	CHECK(!ioctl(server, FIONBIO, &off) && !(fcntl(server, F_GETFL) & O_NONBLOCK));
 	CHECK(!ioctl(server, SIOCATMARK, &number) && !number && !sockatmark(server));
 	CHECK(!ioctl(server, SIOCGIFCONF, &list) && list.ifc_len > 0);
+	for (size_t i = 0; i < 4; i++) {
+		static const unsigned long with_pointer[] = { FIONREAD, TIOCOUTQ, FIONBIO, SIOCATMARK };
+
+		CHECK(ioctl(server, with_pointer[i], (void *)8) == -1 && errno == EFAULT);
+	}
 	return NULL;
 }
 

@@ -138,13 +138,10 @@ static double median(double *values, int count)
 	return values[count / 2];
 }
 
-/* Returns whether the number is a placeholder instead of a kernel socket. */
+/* Returns whether the number is a placeholder instead of a kernel socket: it has no owner. */
 static int is_rsocket(int fd)
 {
-	char path[40], target[64] = "";
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	return readlink(path, target, sizeof(target) - 1) > 0 && strncmp(target, "socket:", 7) != 0;
+	return fd >= 0 && fcntl(fd, F_GETOWN) == -1;
 }
 
 static void *definition(void *libc, const char *name)

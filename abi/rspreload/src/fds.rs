@@ -3,13 +3,10 @@
 
 use core::ffi::c_int;
 
-use libc::{O_CLOEXEC, O_NONBLOCK, O_RDWR};
-
 use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
-use crate::thread::CancelDisabled;
 use crate::transition::Way;
-use crate::{auto, epoll, errno, fork, open_fds, process, rsocket};
+use crate::{auto, epoll, errno, fork, next_symbol, open_fds, process, rsocket};
 
 /// What a number of the program is.
 #[derive(Clone, Copy)]
@@ -104,20 +101,12 @@ fn decide(fd: c_int, way: Way) -> Target {
     }
 }
 
-/// Opens a placeholder at the lowest free number, which is the one that socket(2) would return.
-pub fn open_placeholder(cloexec: bool, nonblock: bool) -> Result<c_int, c_int> {
-    let mut flags = O_RDWR;
-    if cloexec {
-        flags |= O_CLOEXEC;
-    }
-    if nonblock {
-        flags |= O_NONBLOCK;
-    }
-    // A thread that is cancelled when open(2) has returned would lose the number.
-    let _cancel = CancelDisabled::new();
-    // SAFETY: a string; no mode is needed where nothing is created.
-    let fd = unsafe { libc::open(c"/dev/null".as_ptr(), flags) };
-    if fd < 0 { Err(errno::get()) } else { Ok(on_new_fd(fd)) }
+/// Opens a placeholder at the lowest free number, which is the one that socket(2) would return: a
+/// socket of the kernel's, with SOCK_CLOEXEC and SOCK_NONBLOCK as in `flags`, which answers what is
+/// asked of any socket.
+pub fn open_placeholder(flags: c_int) -> Result<c_int, c_int> {
+    let fd = on_new_fd(next_symbol::socket(libc::AF_INET, libc::SOCK_STREAM | flags, 0));
+    if fd < 0 { Err(errno::get()) } else { Ok(fd) }
 }
 
 /// Makes `fd` stand for the rsocket `inner`. On failure neither is closed.
@@ -236,14 +225,10 @@ pub fn current_entry(fd: c_int) -> Option<Entry> {
 }
 
 /// Whether the number of an rsocket is another file now, the placeholder having been closed without
-/// an intercepted call. In fork mode, where the placeholder is a TCP socket, this can't be told.
+/// an intercepted call. Another socket can't be told from it.
 fn is_stale(fd: c_int, entry: Entry) -> bool {
-    if entry.kind != Kind::Socket || entry.is_decided() {
-        return false;
-    }
-    let Some(status) = open_fds::status(fd) else { return false };
-    let is_placeholder = status.st_mode & libc::S_IFMT == libc::S_IFCHR && status.st_rdev == libc::makedev(1, 3);
-    !is_placeholder && !process::is_guest()
+    let is_other = |status: libc::stat| status.st_mode & libc::S_IFMT != libc::S_IFSOCK;
+    entry.kind == Kind::Socket && open_fds::status(fd).is_some_and(is_other) && !process::is_guest()
 }
 
 /// Whether `fd` is a descriptor of librdmacm's or of this library's own, which must survive

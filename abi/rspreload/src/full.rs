@@ -29,10 +29,8 @@ mod waits;
 #[unsafe(no_mangle)]
 extern "C" fn librspreload_full_at_load() {
     data::next::resolve();
-    data::at_offset::next::resolve();
     data::with_flags::next::resolve();
     descriptors::next::resolve();
-    descriptors::status::next::resolve();
     descriptors::variadic::resolve();
     direct::next::resolve();
     spawn::next::resolve();

@@ -1,7 +1,7 @@
 //! librspreload.so, loaded before a program's libraries (`LD_PRELOAD`): serves the program's socket
 //! calls with the rsockets of librdmacm.so.1.
 //!
-//! The program sees placeholders: numbers at which `/dev/null` is open. [`table`] holds the rsocket
+//! The program sees placeholders: numbers of sockets of the kernel. [`table`] holds the rsocket
 //! behind each (its "inner" number, by which librdmacm knows it). A call on any other number goes
 //! to the next definition of its name ([`next_symbol`]), nearly always the C library's, after one
 //! look at the table.

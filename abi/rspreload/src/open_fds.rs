@@ -76,7 +76,7 @@ pub fn has_ring() -> bool {
     found
 }
 
-/// The status of an open descriptor. Not by fstat(2), which librspreload-full.so changes.
+/// The status of an open descriptor.
 pub fn status(fd: c_int) -> Option<libc::stat> {
     status_at(fd, c"", libc::AT_EMPTY_PATH)
 }

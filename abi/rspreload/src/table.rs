@@ -42,7 +42,7 @@ pub struct Entry {
     pub kind: Kind,
     /// 24 bits for the module that serves the kind. For a socket: the upper 8 are its
     /// [index](Entry::index), below them are the [process](Entry::is_inherited), the [first
-    /// calls](Entry::looked) that are left, and bits for fork mode and automatic mode.
+    /// calls](Entry::looked) that are left, and bits for automatic mode.
     pub flags: u32,
     /// The number in librdmacm, -1 for none.
     pub inner: c_int,
@@ -72,16 +72,8 @@ fn process() -> u32 {
     FORKS.load(Ordering::Relaxed) << PROCESS_SHIFT & PROCESS
 }
 
-/// In the flags of an rsocket's entry: its placeholder is the TCP socket in whose place it is.
-pub const DECIDED: u32 = 1;
-
 impl Entry {
-    /// Whether the placeholder of an rsocket is the TCP socket that it was.
-    pub fn is_decided(self) -> bool {
-        self.flags & DECIDED != 0
-    }
-
-    /// A new rsocket of this process. `flags` is the bit for fork mode.
+    /// A new rsocket of this process. `flags` are bits for automatic mode.
     pub fn rsocket(inner: c_int, flags: u32) -> Entry {
         /// Enough for programs that set O_NONBLOCK after a handshake.
         const FIRST_CALLS: u32 = 8;

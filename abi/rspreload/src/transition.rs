@@ -113,8 +113,8 @@ impl Way {
 
 // Entries of automatic mode in the table.
 
-/// The bit of an entry for rsockets of automatic mode; see also [`table::DECIDED`].
-pub const AUTO: u32 = table::DECIDED << 1;
+/// The bit of an entry for rsockets of automatic mode.
+pub const AUTO: u32 = 1;
 
 /// The bit of an entry whose program's socket is of IPv6, and whose rsocket is of IPv4.
 pub const MAPPED: u32 = AUTO << 1;
@@ -142,7 +142,7 @@ pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, inner: c_in
     if table::prepare(fd).is_err() || table::first(inner, 0).is_err() {
         return false;
     }
-    let done = table::replace(fd, before, Some(Entry::rsocket(inner, table::DECIDED | flags | mapped)));
+    let done = table::replace(fd, before, Some(Entry::rsocket(inner, flags | mapped)));
     if !done {
         table::drop(inner);
     }

@@ -85,7 +85,7 @@ exports! {
 fn make(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
     // Before the rsocket's own descriptors, to get the lowest number: programs close 0 and expect
     // the next socket there.
-    let fd = fds::open_placeholder(kind & SOCK_CLOEXEC != 0, kind & SOCK_NONBLOCK != 0)?;
+    let fd = fds::open_placeholder(kind & FLAGS)?;
     adopt(fd, rsocket::create(domain, kind, protocol))
 }
 
@@ -127,7 +127,7 @@ unsafe fn accept_from(
         return Err(EINVAL);
     }
     // As in the kernel, the number comes first: without one, no connection is taken from the queue.
-    let new = fds::open_placeholder(flags & SOCK_CLOEXEC != 0, flags & SOCK_NONBLOCK != 0)?;
+    let new = fds::open_placeholder(flags)?;
     rsocket::sync_nonblock(fd, inner);
     // The program does not know the number yet.
     let close_placeholder = || {

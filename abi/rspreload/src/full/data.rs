@@ -73,16 +73,6 @@ exports_and_next! {
         waits::ppoll(fds, count, timeout, mask)
     }
 
-    /// pread(2).
-    fn __pread_chk(fd: c_int, buf: *mut c_void, len: size_t, offset: off_t, room: size_t) -> ssize_t {
-        if len <= room && is_placeholder(fd) { fails(offset) } else { next::__pread_chk(fd, buf, len, offset, room) }
-    }
-
-    /// pread64(2).
-    fn __pread64_chk(fd: c_int, buf: *mut c_void, len: size_t, offset: off64_t, room: size_t) -> ssize_t {
-        if len <= room && is_placeholder(fd) { fails(offset) } else { next::__pread64_chk(fd, buf, len, offset, room) }
-    }
-
     /// recvmmsg(2). As in the kernel, the time-out is examined after each message only.
     fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         if matches!(Fd::of(fd), Fd::Kernel) {
@@ -207,9 +197,8 @@ unsafe fn each(list: *mut mmsghdr, count: c_uint, mut call: impl FnMut(&mut mmsg
     done
 }
 
-// Reads and writes at an offset, which sockets do not have: pread, preadv, preadv2 and their like.
-// The offset -1 of preadv2 and pwritev2 means the current position, so they serve sockets as readv
-// and writev do, with flags.
+// preadv2 and pwritev2, which serve sockets as readv and writev do, with flags, if the offset is
+// -1: the current position. Sockets have no other, which the kernel says.
 
 /// The kernel's limit for a list of buffers (UIO_MAXIOV).
 const MAX_BUFFERS: c_int = 1024;
@@ -222,42 +211,6 @@ const RWF_NOSIGNAL: c_int = 0x100;
 /// RWF_HIPRI, RWF_DSYNC and RWF_SYNC: the kernel accepts them for sockets, without effect.
 const RWF_OF_FILES: c_int = 0x7;
 
-/// Fails for a socket: a call with an offset.
-fn fails(offset: i64) -> ssize_t {
-    errno::fail(if offset < 0 { EINVAL } else { ESPIPE })
-}
-
-/// Whether the number is a placeholder that has not the offsets of a socket.
-pub(super) fn is_placeholder(fd: c_int) -> bool {
-    matches!(Fd::of(fd), Fd::Rsocket(_))
-}
-
-macro_rules! at_offset {
-    ($($name:ident($($arg:ident: $type:ty),*; $offset:ty);)*) => {
-        pub mod at_offset {
-            use super::*;
-
-            exports_and_next! {$(
-                #[doc = concat!(stringify!($name), "(2).")]
-                fn $name(fd: c_int, $($arg: $type,)* offset: $offset) -> ssize_t {
-                    if is_placeholder(fd) { fails(offset) } else { next::$name(fd, $($arg,)* offset) }
-                }
-            )*}
-        }
-    };
-}
-
-at_offset! {
-    pread(buf: *mut c_void, len: size_t; off_t);
-    pread64(buf: *mut c_void, len: size_t; off64_t);
-    preadv(list: *const iovec, count: c_int; off_t);
-    preadv64(list: *const iovec, count: c_int; off64_t);
-    pwrite(buf: *const c_void, len: size_t; off_t);
-    pwrite64(buf: *const c_void, len: size_t; off64_t);
-    pwritev(list: *const iovec, count: c_int; off_t);
-    pwritev64(list: *const iovec, count: c_int; off64_t);
-}
-
 macro_rules! with_flags {
     ($($name:ident($offset:ty) by $transfer:ident, $message:ident;)*) => {
         pub mod with_flags {
@@ -266,11 +219,8 @@ macro_rules! with_flags {
             exports_and_next! {$(
                 #[doc = concat!(stringify!($name), "(2).")]
                 fn $name(fd: c_int, list: *const iovec, count: c_int, offset: $offset, flags: c_int) -> ssize_t {
-                    if is_unchanged(fd) {
+                    if is_unchanged(fd) || offset != -1 {
                         return next::$name(fd, list, count, offset, flags);
-                    }
-                    if offset != -1 {
-                        return fails(offset);
                     }
                     match message_flags(list, count, flags) {
                         Err(why) => errno::fail(why),

@@ -1,17 +1,16 @@
 //! Calls that copy and close numbers, and that ask what a number is.
 
-use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 
 use libc::{
-    AF_INET, AT_EMPTY_PATH, CLOSE_RANGE_CLOEXEC, CLOSE_RANGE_UNSHARE, EINVAL, EOPNOTSUPP, F_GETFL, F_SETFD, F_SETFL,
-    FD_CLOEXEC, FILE, FIONBIO, FIONREAD, O_CLOEXEC, O_NONBLOCK, S_IFMT, S_IFSOCK, SOCK_CLOEXEC, SOCK_DGRAM, TIOCOUTQ,
-    off64_t, size_t, ssize_t, stat, stat64, statx as Statx,
+    CLOSE_RANGE_CLOEXEC, CLOSE_RANGE_UNSHARE, EINVAL, EOPNOTSUPP, F_GETFL, F_SETFD, FD_CLOEXEC, FILE, FIONBIO,
+    FIONREAD, O_CLOEXEC, TIOCOUTQ, off64_t, size_t, ssize_t,
 };
 
 use crate::calls::exports;
 use crate::fds::Fd;
 use crate::sockets::kernel;
-use crate::{auto, calls, errno, fds, next_symbol, open_fds, process, rsocket, table};
+use crate::{auto, calls, errno, fds, open_fds, process, rsocket, table};
 
 exports_and_next! {
     /// dup3(2).
@@ -84,23 +83,6 @@ exports_and_next! {
             }
         }
     }
-
-    /// statx(2) of a descriptor.
-    fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, status: *mut Statx) -> c_int {
-        let result = next::statx(dir, path, flags, mask, status);
-        // The kernel has read the path if it succeeded.
-        let is_descriptor = || flags & AT_EMPTY_PATH != 0 && (path.is_null() || CStr::from_ptr(path).is_empty());
-        if result == 0 && is_descriptor() && has_placeholder(dir) {
-            (*status).stx_mode = MODE as u16;
-            ((*status).stx_rdev_major, (*status).stx_rdev_minor) = (0, 0);
-        }
-        result
-    }
-
-    /// sockatmark(3): rsockets have no urgent data.
-    fn sockatmark(fd: c_int) -> c_int {
-        if let Fd::Rsocket(_) = Fd::of(fd) { 0 } else { next::sockatmark(fd) }
-    }
 }
 
 pub mod variadic {
@@ -118,41 +100,28 @@ exports! {
         if request == libc::FIONCLEX {
             auto::outside::loses_cloexec(fd);
         }
-        let number = arg.cast::<c_int>();
-        match Fd::of(fd) {
-            Fd::Rsocket(_) if arg.is_null() && matches!(request, FIONBIO | FIONREAD | TIOCOUTQ | SIOCATMARK) => {
-                errno::fail(libc::EFAULT)
+        if let (FIONREAD, Fd::Known(entry)) = (request, Fd::of(fd)) {
+            // Without this no data would arrive in a child that does nothing else.
+            auto::before_wait(entry);
+        }
+        // The kernel checks the pointer, and has the answer but for what only the rsocket knows.
+        let result = variadic::ioctl(fd, request, arg);
+        let (0, Fd::Rsocket(entry)) = (result, Fd::of(fd)) else { return result };
+        let option = match request {
+            FIONREAD => base::private::READABLE_BYTES,
+            TIOCOUTQ => base::private::UNSENT_BYTES,
+            FIONBIO => {
+                rsocket::sync_nonblock(fd, entry.inner);
+                return 0;
             }
-            Fd::Rsocket(_) | Fd::Connecting(_) | Fd::Pending(_) if request == FIONBIO && !arg.is_null() => {
-                set_nonblocking(fd, number.read_unaligned() != 0)
+            _ => return result,
+        };
+        match rsocket::bytes(entry.inner, option) {
+            Ok(bytes) => {
+                arg.cast::<c_int>().write_unaligned(bytes);
+                0
             }
-            Fd::Rsocket(entry) if matches!(request, FIONREAD | TIOCOUTQ | SIOCATMARK) => {
-                let bytes = match request {
-                    FIONREAD => rsocket::library_option(entry.inner, base::private::READABLE_BYTES),
-                    TIOCOUTQ => rsocket::library_option(entry.inner, base::private::UNSENT_BYTES),
-                    _ => Some(0),
-                };
-                match bytes {
-                    Some(bytes) => {
-                        number.write_unaligned(bytes);
-                        0
-                    }
-                    None => errno::fail(EINVAL),
-                }
-            }
-            Fd::Rsocket(entry) if INTERFACE_REQUESTS.contains(&request) && !auto::is_auto(entry) => {
-                // Any socket of the kernel can be asked about interfaces.
-                let socket = next_symbol::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-                let result = variadic::ioctl(socket, request, arg);
-                errno::keeping(|| next_symbol::close(socket));
-                result
-            }
-            Fd::Known(entry) if request == FIONREAD => {
-                // Without this no data would arrive in a child that does nothing else.
-                auto::before_wait(entry);
-                variadic::ioctl(fd, request, arg)
-            }
-            _ => variadic::ioctl(fd, request, arg),
+            Err(why) => errno::fail(why),
         }
     }
 }
@@ -198,58 +167,8 @@ extern "C" fn close(cookie: *mut c_void) -> c_int {
     calls::close(number(cookie))
 }
 
-// fstat and its relatives: an rsocket's number is a socket, not the file of its placeholder.
-
-/// A socket of the kernel's has these permissions.
-const MODE: u32 = S_IFSOCK | 0o777;
-
-/// Whether `/dev/null` is open at the number. In automatic mode and in fork mode a socket is.
-fn has_placeholder(fd: c_int) -> bool {
-    matches!(Fd::of(fd), Fd::Rsocket(entry) if !auto::is_auto(entry))
-}
-
-macro_rules! status_calls {
-    ($($name:ident($($arg:ident: $type:ty),*), $status:ty;)*) => {
-        pub mod status {
-            use super::*;
-
-            exports_and_next! {$(
-                #[doc = concat!(stringify!($name), ": fstat(2).")]
-                fn $name($($arg: $type,)* fd: c_int, status: *mut $status) -> c_int {
-                    let result = next::$name($($arg,)* fd, status);
-                    if result == 0 && has_placeholder(fd) && (*status).st_mode & S_IFMT == libc::S_IFCHR {
-                        ((*status).st_mode, (*status).st_rdev) = (MODE, 0);
-                    }
-                    result
-                }
-            )*}
-        }
-    };
-}
-
-status_calls! {
-    fstat(), stat;
-    fstat64(), stat64;
-    __fxstat(version: c_int), stat;
-    __fxstat64(version: c_int), stat64;
-}
-
-/// Whether there is urgent data (linux/sockios.h).
-const SIOCATMARK: c_ulong = 0x8905;
-/// Requests about network interfaces and routes (linux/sockios.h).
-const INTERFACE_REQUESTS: core::ops::Range<c_ulong> = 0x890b..0x89f0;
-
 /// The flags of a number.
 pub fn flags(fd: c_int) -> c_int {
     // SAFETY: no pointers.
     unsafe { calls::fcntl(fd, F_GETFL, 0) }
-}
-
-fn set_nonblocking(fd: c_int, on: bool) -> c_int {
-    let flags = flags(fd);
-    if flags < 0 {
-        return flags;
-    }
-    // SAFETY: no pointers.
-    unsafe { calls::fcntl(fd, F_SETFL, (if on { flags | O_NONBLOCK } else { flags & !O_NONBLOCK }) as usize) }
 }
