@@ -5,11 +5,13 @@
 //	forking server ADDRESS PORT CLIENTS WAIT   serves CLIENTS clients
 //	forking client ADDRESS PORT COUNT WAIT     one client, which sends and checks COUNT messages
 //
-// WAIT: how both ends wait before they receive: block, poll, select, epoll (the last three are non-blocking).
+// WAIT: how both ends wait before they receive: block, poll, select, epoll (the last three are non-blocking). With exit
+// the server blocks, and its first child, whose client says nothing, leaves by exit(3) while it waits for the client.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,9 +64,15 @@ static void await(int fd, short events)
 	}
 }
 
+static void leave(int signal)
+{
+	(void)signal;
+	exit(0);
+}
+
 static void prepare(int fd)
 {
-	if (strcmp(way, "block") != 0 && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) != 0)
+	if (strcmp(way, "block") != 0 && strcmp(way, "exit") != 0 && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) != 0)
 		fail("fcntl");
 }
 
@@ -125,6 +133,10 @@ static int server(int fd, const struct sockaddr_in *address, int clients)
 			break;
 		case 0:
 			close(fd);
+			if (i == 0 && strcmp(way, "exit") == 0) {
+				signal(SIGALRM, leave);
+				alarm(1);
+			}
 			exit(serve(connection));
 		default:
 			close(connection);

@@ -8,14 +8,9 @@
 //! taken: then the host must be the same. Both ends of the TCP connection tell when it is complete:
 //! the peer ends it once its rsocket is connected.
 
-use core::ffi::{CStr, c_int};
-use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::ffi::c_int;
 
-use libc::{
-    CLOCK_REALTIME, EADDRINUSE, EAGAIN, F_SETFL, O_CREAT, O_NONBLOCK, POLLIN, POLLRDHUP, SEM_FAILED, pollfd, sem_t,
-    timespec,
-};
+use libc::{EADDRINUSE, EAGAIN, F_SETFL, O_NONBLOCK, POLLIN, POLLRDHUP, pollfd};
 
 use super::{Outcome, Role};
 use crate::process::Deadline;
@@ -122,14 +117,14 @@ fn drop_word(tcp: c_int) -> Outcome {
 // The accepting end.
 
 /// How long the peer may take to answer the word, in milliseconds. One that waits for it answers at
-/// once. A silent one keeps the caller, and others from their turns.
+/// once. A silent one keeps the caller, and others from listening.
 const ANSWER_TIMEOUT: c_int = 2_000;
 
 /// How long the rsocket may take to come after the peer has ended TCP, in milliseconds.
 const END_TIMEOUT: c_int = 1_000;
 
 /// Between two attempts to listen, in milliseconds.
-const RETRY_DELAY: c_int = 50;
+const RETRY_DELAY: c_int = 10;
 
 /// More than one: a stranger's rsocket must not keep the peer out.
 const BACKLOG: c_int = 16;
@@ -142,18 +137,17 @@ pub fn accept(tcp: c_int) -> Outcome {
     if !tcp::is_silent(tcp) || !tcp::shares_port(&own) {
         return Outcome::Tcp;
     }
-    let turn = Turn::take(open(&SEMAPHORE, NAME), HANDSHAKE_TIMEOUT);
-    let listener = if tcp::is_silent(tcp) { listen(&own) } else { None };
-    let Some(listener) = listener else { return Outcome::Tcp };
-    let inner = if send_word(tcp) { Arrivals::new(listener, peer).wait(tcp) } else { None };
+    let Some(listener) = listen(tcp, &own) else { return Outcome::Tcp };
+    let is_heard = tcp::is_silent(tcp) && send_word(tcp);
+    let inner = if is_heard { Arrivals::new(listener, peer).wait(tcp) } else { None };
     close(listener);
-    drop(turn);
     inner.map_or(Outcome::Tcp, Outcome::Rsocket)
 }
 
-/// Listens at an address, also if another process does so at first although its turn is over.
-fn listen(own: &Name) -> Option<c_int> {
-    let end = Deadline::after(ANSWER_TIMEOUT);
+/// Listens at the local address of a connection, as long as its peer is silent. Threads and
+/// processes take turns: an address has one listener.
+fn listen(tcp: c_int, own: &Name) -> Option<c_int> {
+    let end = Deadline::after(HANDSHAKE_TIMEOUT);
     loop {
         let listener = tcp::make_rsocket(own, |inner| {
             let _ = rsocket::set_option(inner, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
@@ -165,7 +159,9 @@ fn listen(own: &Name) -> Option<c_int> {
         if listener.is_some() || errno::get() != EADDRINUSE || end.left() == 0 {
             return listener;
         }
-        tcp::poll(&mut [], &Deadline::after(RETRY_DELAY));
+        if tcp::poll(&mut [pollfd { fd: tcp, events: POLLIN, revents: 0 }], &Deadline::after(RETRY_DELAY)) {
+            return None;
+        }
     }
 }
 
@@ -245,129 +241,4 @@ fn close(inner: c_int) {
 
 fn send_word(tcp: c_int) -> bool {
     kernel::send(tcp, &WORD, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == WORD.len() as isize
-}
-
-// The named semaphore `/rsocket_fork`, by which processes take turns to listen, also with the
-// reference's.
-//
-// It may be unavailable (another user's, no /dev/shm), and a process that ends during its turn
-// never releases it. Neither stops a handshake: it proceeds without a turn, and at worst the
-// address is in use.
-
-const NAME: &CStr = c"/rsocket_fork";
-
-/// Opened once: semaphores stay valid in the children of fork(2).
-static SEMAPHORE: AtomicPtr<sem_t> = AtomicPtr::new(ptr::null_mut());
-
-/// A turn, until it is dropped.
-pub struct Turn {
-    semaphore: *mut sem_t,
-}
-
-impl Turn {
-    /// Waits up to `milliseconds` for the turn, and takes it then without waiting for its holder,
-    /// which has ended or is so slow that its address will be in use. Dropping the result gives the
-    /// turn back on behalf of that process.
-    fn take(semaphore: *mut sem_t, milliseconds: c_int) -> Turn {
-        let _ = semaphore.is_null() || wait(semaphore, milliseconds);
-        Turn { semaphore }
-    }
-}
-
-/// Waits up to `milliseconds`. Returns whether the semaphore was taken.
-fn wait(semaphore: *mut sem_t, milliseconds: c_int) -> bool {
-    let end = after(milliseconds);
-    loop {
-        // SAFETY: an open semaphore, which is never closed, and a time.
-        if unsafe { libc::sem_timedwait(semaphore, &raw const end) } == 0 {
-            return true;
-        }
-        if errno::get() != libc::EINTR {
-            return false;
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let mut value = 0;
-        // SAFETY: an open semaphore, which is never closed. Never more than one turn: somebody
-        // whose time ran out may have given back another's.
-        unsafe {
-            if !self.semaphore.is_null() && libc::sem_getvalue(self.semaphore, &raw mut value) == 0 && value <= 0 {
-                libc::sem_post(self.semaphore);
-            }
-        }
-    }
-}
-
-fn open(known: &AtomicPtr<sem_t>, name: &CStr) -> *mut sem_t {
-    let semaphore = known.load(Ordering::Acquire);
-    if !semaphore.is_null() {
-        return semaphore;
-    }
-    let (mode, free): (libc::c_uint, libc::c_uint) = (0o666, 1);
-    // SAFETY: a name, and the arguments that go with O_CREAT. Opened twice, it is the same
-    // semaphore at the same address.
-    let semaphore = unsafe { libc::sem_open(name.as_ptr(), O_CREAT, mode, free) };
-    if semaphore == SEM_FAILED {
-        return ptr::null_mut();
-    }
-    known.store(semaphore, Ordering::Release);
-    semaphore
-}
-
-fn after(milliseconds: c_int) -> timespec {
-    let mut time = timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock exists, and the time is ours.
-    unsafe { libc::clock_gettime(CLOCK_REALTIME, &raw mut time) };
-    let nanoseconds = time.tv_nsec + i64::from(milliseconds % 1000) * 1_000_000;
-    timespec {
-        tv_sec: time.tv_sec + i64::from(milliseconds / 1000) + nanoseconds / 1_000_000_000,
-        tv_nsec: nanoseconds % 1_000_000_000,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn value(semaphore: *mut sem_t) -> c_int {
-        let mut value = -1;
-        // SAFETY: an open semaphore.
-        assert_eq!(unsafe { libc::sem_getvalue(semaphore, &raw mut value) }, 0);
-        value
-    }
-
-    #[test]
-    fn a_turn_that_was_never_given_back_is_repaired() {
-        let known = AtomicPtr::new(ptr::null_mut());
-        let name = std::ffi::CString::new(format!("/rspreload-test-{}", std::process::id())).unwrap();
-        let semaphore = open(&known, &name);
-        if semaphore.is_null() {
-            eprintln!("skipped: no named semaphores here");
-            return;
-        }
-        // SAFETY: a name.
-        unsafe { libc::sem_unlink(name.as_ptr()) };
-        assert_eq!(open(&known, &name), semaphore);
-        let killed = Turn::take(semaphore, 1000);
-        assert_eq!(value(semaphore), 0);
-        core::mem::forget(killed);
-        assert!(!wait(semaphore, 0) && !wait(semaphore, 1));
-        drop(Turn::take(semaphore, 1));
-        assert_eq!(value(semaphore), 1);
-        let (slow, impatient) = (Turn::take(semaphore, 1000), Turn::take(semaphore, 1));
-        drop(impatient);
-        drop(slow);
-        assert_eq!(value(semaphore), 1);
-    }
-
-    #[test]
-    fn without_a_semaphore_nobody_waits() {
-        let known = AtomicPtr::new(ptr::null_mut());
-        let semaphore = open(&known, c"/not/a/name");
-        assert!(semaphore.is_null());
-        drop(Turn::take(semaphore, 1000));
-    }
 }
