@@ -245,6 +245,13 @@ pub fn is_library(fd: c_int) -> bool {
 /// make that table larger than the program's sets are.
 #[cold]
 pub fn programs_count(count: c_int) -> c_int {
-    let highest = errno::keeping(|| open_fds::highest(count, |fd| table::get(fd).is_some() || !is_library(fd)));
-    highest.max(libc::FD_SETSIZE as c_int - 1) + 1
+    let mut highest = libc::FD_SETSIZE as c_int - 1;
+    errno::keeping(|| {
+        open_fds::each(0..count, |fd| {
+            if fd > highest && (table::get(fd).is_some() || !is_library(fd)) {
+                highest = fd;
+            }
+        });
+    });
+    highest + 1
 }

@@ -20,11 +20,10 @@ use core::ffi::c_int;
 use libc::{EAGAIN, EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 
 use crate::epoll::members;
-use crate::open_fds::OwnFd;
 use crate::table::{self, Entry, Kind};
 use crate::thread::without_cancel;
 use crate::transition::{self, Way};
-use crate::{config, errno, next_symbol, rsocket, tcp};
+use crate::{config, errno, next_symbol, open_fds, rsocket, tcp};
 
 /// Whether a new socket is to be pending. `kind` is without flags.
 pub fn wanted(domain: c_int, kind: c_int) -> bool {
@@ -208,13 +207,15 @@ fn begin(fd: c_int, entry: Entry, way: Way) -> Option<Result<Option<c_int>, c_in
 
 /// Decides, as the only thread that does, and leaves the final entry in the table.
 fn decide(fd: c_int, busy: Entry, way: Way) -> Result<Option<c_int>, c_int> {
-    let copy = OwnFd::duplicate(fd);
-    let outcome = match (copy.as_ref().map(OwnFd::fd), Role::of(busy)) {
-        (None, _) => Outcome::Tcp,
-        (Some(tcp), Role::Passive) => handshake::accept(tcp),
-        (Some(tcp), role) => handshake::find_word(tcp, role, way),
+    let tcp = open_fds::duplicate(fd);
+    let outcome = match Role::of(busy) {
+        _ if tcp < 0 => Outcome::Tcp,
+        Role::Passive => handshake::accept(tcp),
+        role => handshake::find_word(tcp, role, way),
     };
-    commit(fd, copy.as_ref().map_or(-1, OwnFd::fd), busy, outcome)
+    let result = commit(fd, tcp, busy, outcome);
+    open_fds::close(tcp);
+    result
 }
 
 /// Puts the outcome for a number into the table if the number still has its busy entry; otherwise

@@ -8,7 +8,6 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI64, AtomicU64};
 
 use base::raised_limit::{RaisedLimit, limits};
-use libc::{POLLNVAL, pollfd};
 
 use crate::memory::Plain;
 use crate::sockets::{self, kernel};
@@ -104,27 +103,16 @@ pub fn is_possible(fd: c_int) -> bool {
     libc::rlim_t::try_from(fd).is_ok_and(|fd| limit().is_none_or(|limit| fd < limit))
 }
 
-/// Returns the highest open number below `end` that `counts` accepts, or -1. Allocates nothing:
-/// select(2) may be called by signal handlers.
-pub fn highest(end: c_int, counts: impl Fn(c_int) -> bool) -> c_int {
-    let mut highest = -1;
-    each(0..end, |fd| {
-        if fd > highest && counts(fd) {
-            highest = fd;
-        }
-    });
-    highest
-}
-
 /// Calls `call` with each open number of a range. Numbers that are closed meanwhile are not missed;
-/// those that are opened may be. Allocates nothing.
+/// those that are opened may be. Allocates nothing: signal handlers may call select(2).
 pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
     if !each_of_folder(|fd| {
         if range.contains(&fd) {
             call(fd);
         }
     }) {
-        each_by_poll(range, call);
+        // The limit may have been higher, and the kernel's own one is this by default (fs.nr_open).
+        (range.start..range.end.min(1 << 20)).filter(|&fd| kernel::fcntl(fd, libc::F_GETFD, 0) >= 0).for_each(call);
     }
 }
 
@@ -151,30 +139,6 @@ fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
     }
     next_symbol::close(folder);
     true
-}
-
-/// The same by poll(2), which tells closed numbers (POLLNVAL) and needs no descriptor.
-fn each_by_poll(range: Range<c_int>, mut call: impl FnMut(c_int)) {
-    const PIECE: usize = 256;
-    // The limit may have been higher, and the kernel's own one is this by default (fs.nr_open).
-    let end = range.end.min(1 << 20);
-    // Lists that are longer than the limit are rejected.
-    let piece = limit().map_or(PIECE, |limit| (limit as usize).clamp(1, PIECE));
-    for start in (range.start..end).step_by(piece) {
-        let mut list = [pollfd { fd: -1, events: 0, revents: 0 }; PIECE];
-        let numbers = &mut list[..piece.min((end - start) as usize)];
-        for (entry, fd) in numbers.iter_mut().zip(start..) {
-            entry.fd = fd;
-        }
-        if kernel::poll(numbers, 0) < 0 {
-            // The limit is 0, or there is no memory.
-            for entry in &mut *numbers {
-                let is_open = kernel::fcntl(entry.fd, libc::F_GETFD, 0) >= 0;
-                entry.revents = if is_open { 0 } else { POLLNVAL };
-            }
-        }
-        numbers.iter().filter(|entry| entry.revents & POLLNVAL == 0).for_each(|entry| call(entry.fd));
-    }
 }
 
 /// Calls `call` with each name in a buffer of `struct linux_dirent64` that is a number.
@@ -255,26 +219,6 @@ pub fn clear_eventfd(fd: c_int) {
     sockets::read(fd, &mut [0; 8]);
 }
 
-/// A descriptor, closed when it is dropped.
-pub struct OwnFd(c_int);
-
-impl OwnFd {
-    /// Duplicates a descriptor.
-    pub fn duplicate(fd: c_int) -> Option<OwnFd> {
-        Some(OwnFd(duplicate(fd))).filter(|own| own.0 >= 0)
-    }
-
-    pub fn fd(&self) -> c_int {
-        self.0
-    }
-}
-
-impl Drop for OwnFd {
-    fn drop(&mut self) {
-        close(self.0);
-    }
-}
-
 /// Whether `fd` is one of the descriptors.
 pub fn has(fd: c_int) -> bool {
     MARKS.get(fd).is_some_and(|mark| mark.load(Relaxed) != 0)
@@ -288,9 +232,6 @@ pub fn in_child() {
 
 #[cfg(test)]
 mod tests_of_open_fds {
-    use std::collections::BTreeSet;
-    use std::os::fd::AsRawFd;
-
     use super::*;
 
     #[test]
@@ -302,35 +243,10 @@ mod tests_of_open_fds {
         }
         assert_eq!(has_ring(), ring >= 0);
     }
-
-    #[test]
-    fn poll_finds_the_same_numbers_as_the_folder() {
-        let files: Vec<_> = (0..300).map(|_| std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
-        let high = duplicate(files[0].as_raw_fd());
-        // Other tests open and close numbers at the same time.
-        let own: BTreeSet<c_int> = files.iter().map(AsRawFd::as_raw_fd).chain([high]).collect();
-        let (mut by_poll, mut by_folder) = (BTreeSet::new(), BTreeSet::new());
-        each_by_poll(0..c_int::MAX, |fd| {
-            by_poll.insert(fd);
-        });
-        assert!(each_of_folder(|fd| {
-            by_folder.insert(fd);
-        }));
-        assert!(own.is_subset(&by_poll) && own.is_subset(&by_folder));
-        assert!(by_poll.len() < own.len() + 200);
-        for fd in [files[0].as_raw_fd(), high] {
-            let mut found = Vec::new();
-            each_by_poll(fd..fd + 1, |fd| found.push(fd));
-            each(fd..fd + 1, |fd| found.push(fd));
-            assert_eq!(found, [fd, fd]);
-        }
-        // SAFETY: opened above.
-        unsafe { libc::close(high) };
-    }
 }
 
 #[cfg(test)]
-mod tests_of_own_fd {
+mod tests_of_marks {
     use std::net::UdpSocket;
     use std::os::fd::AsRawFd;
 
@@ -340,14 +256,13 @@ mod tests_of_own_fd {
     #[test]
     fn the_program_can_neither_close_nor_replace_one() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let own = OwnFd::duplicate(socket.as_raw_fd()).unwrap();
+        let own = duplicate(socket.as_raw_fd());
         crate::table::expect_library_fds();
-        assert_eq!((calls::close(own.fd()), errno::get()), (-1, libc::EBADF));
-        assert_eq!((calls::dup2(socket.as_raw_fd(), own.fd()), errno::get()), (-1, libc::EBUSY));
-        let fd = own.fd();
-        assert!(has(fd));
-        drop(own);
-        assert!(!has(fd));
-        assert!(OwnFd::duplicate(-1).is_none());
+        assert_eq!((calls::close(own), errno::get()), (-1, libc::EBADF));
+        assert_eq!((calls::dup2(socket.as_raw_fd(), own), errno::get()), (-1, libc::EBUSY));
+        assert!(has(own));
+        close(own);
+        assert!(!has(own));
+        assert_eq!(duplicate(-1), -1);
     }
 }

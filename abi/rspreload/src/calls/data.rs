@@ -306,8 +306,6 @@ fn skip(list: &mut [iovec], mut bytes: usize) {
 
 /// What is read and sent at once.
 const PIECE: usize = 64 << 10;
-/// The same without memory for it.
-const STACK_PIECE: usize = 4 << 10;
 /// The kernel's limit for one call (linux/fs.h, with pages of 4 KB).
 const MAX_RW_COUNT: usize = 0x7fff_f000;
 
@@ -345,7 +343,8 @@ unsafe fn send_to(out: c_int, file: c_int, offset: *mut off64_t, count: usize) -
     if start < 0 {
         return if offset.is_null() && errno::get() != ESPIPE { -1 } else { errno::fail(EINVAL) };
     }
-    let sent = with_buffer(|buffer| send_pieces(out, file, start, count.min(MAX_RW_COUNT), buffer));
+    let send = |buffer: &mut [u8]| send_pieces(out, file, start, count.min(MAX_RW_COUNT), buffer);
+    let sent = memory::with(PIECE, send).unwrap_or_else(errno::fail);
     if sent > 0 {
         // SAFETY: as sendfile's: guaranteed by the caller.
         unsafe {
@@ -357,20 +356,6 @@ unsafe fn send_to(out: c_int, file: c_int, offset: *mut off64_t, count: usize) -
         }
     }
     sent
-}
-
-fn with_buffer(call: impl FnOnce(&mut [u8]) -> ssize_t) -> ssize_t {
-    // SAFETY: no pointers.
-    let buffer = errno::keeping(|| unsafe { libc::calloc(1, PIECE) });
-    if buffer.is_null() {
-        return call(&mut [0; STACK_PIECE]);
-    }
-    // SAFETY: PIECE bytes, zeroed, which are used by `call` only and freed after it.
-    unsafe {
-        let result = call(slice::from_raw_parts_mut(buffer.cast::<u8>(), PIECE));
-        errno::keeping(|| libc::free(buffer));
-        result
-    }
 }
 
 /// Returns the number of bytes sent before the end of the file or a failure, -1 if a failure came
