@@ -345,6 +345,62 @@ static const char *refused_close(void)
 	return NULL;
 }
 
+/* A process that executes a program ends its connections by RDMA, although the program has the number. */
+static const char *ends_by_exec(void)
+{
+	char byte;
+	pid_t child;
+	int end;
+
+	if (!getenv("RS_MODE"))
+		return NULL;
+	CHECK((child = fork()) >= 0);
+	if (!child) {
+		client = socket(AF_INET, SOCK_STREAM, 0);
+		if (!connect(client, (struct sockaddr *)&address, sizeof(address)) && send(client, "x", 1, 0) == 1 &&
+		    recv(client, &byte, 1, 0) == 1)
+			execl("/bin/sleep", "sleep", "1000", NULL);
+		_exit(1);
+	}
+	close(server);
+	CHECK((server = accept(listener, NULL, NULL)) >= 0);
+	CHECK(recv(server, &byte, 1, 0) == 1 && send(server, "x", 1, 0) == 1);
+	end = (int)recv(server, &byte, 1, 0);
+	CHECK(end == 0 || errno == ECONNRESET);
+	CHECK(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
+	return NULL;
+}
+
+/* Limits of the mode rdma: the number is no connection for the kernel, but a socket. */
+static const char *only_in_mode_rdma(void)
+{
+	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = "";
+	char number[16];
+	struct iovec byte = { "x", 1 };
+	struct msghdr message = { .msg_iov = &byte, .msg_iovlen = 1, .msg_control = control };
+	struct cmsghdr *header = (struct cmsghdr *)control;
+	const char *mode = getenv("RS_MODE");
+	int ends[2], status;
+	FILE *stream;
+	pid_t child;
+
+	if (!mode || strcmp(mode, "rdma"))
+		return NULL;
+	message.msg_controllen = sizeof(control);
+	*header = (struct cmsghdr){ CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS };
+	memcpy(CMSG_DATA(header), &server, sizeof(int));
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends) && sendmsg(ends[0], &message, 0) == -1 && errno == EOPNOTSUPP);
+	close(ends[0]);
+	close(ends[1]);
+	snprintf(number, sizeof(number), "/dev/fd/%d", server);
+	CHECK((child = fork()) >= 0);
+	if (!child)
+		execl("/usr/bin/test", "test", "-S", number, NULL);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK((stream = fdopen(server, "r")) && fileno(stream) == -1 && !fclose(stream));
+	return NULL;
+}
+
 /* As libuv closes descriptors. */
 static const char *closes_directly(void)
 {
@@ -556,6 +612,7 @@ static const struct {
 	{ "dup3_close_range", copies }, { "closefrom", closes_from }, { "fclose", closes_file },
 	{ "fdopen", streams }, { "pread", offsets }, { "preadv2", vectors }, { "dprintf", formatted },
 	{ "syscall", closes_directly }, { "refused_close", refused_close },
+	{ "exec", ends_by_exec }, { "mode_rdma", only_in_mode_rdma },
 };
 
 int main(int argc, char **argv)

@@ -71,6 +71,12 @@ case_epoll_and_kept_connection() { compare epoll_and_kept_connection full && [ "
 case_few_descriptors() { compare few_descriptors && [ "$facts" = "72 connections by RDMA, 0 by TCP" ]; }
 case_descriptors_at_the_limit() { compare descriptors_at_the_limit && [[ $facts != 0* ]]; }
 
+case_many_listeners() { compare many_listeners && [ "$facts" = "64 connections by RDMA, 2 by TCP" ]; }
+case_many_attempts() {
+    local silent
+    silent_neighbour || return
+    compare many_attempts && [ "$(grep -c 'TCP: too many attempts at a time, or no memory' "$work/client.log")" = 4 ]
+}
 # Other files under the socket's number, which copies keep in the instance.
 case_stale_members() { compare stale_members && [ "$facts" = "2 connections by RDMA, 0 by TCP" ]; }
 

@@ -398,6 +398,17 @@ def epoll_and_kept_connection(address, _address6, _silent, port):
     print(reported([member], client), client.recv(100))
 
 
+def many_listeners(address, _address6, _silent, _port):
+    """Those beyond the most that a process has by RDMA are TCP's."""
+    listeners = [listener(address, 0) for _ in range(66)]
+    print({exchange(connect(RDMA, *one.getsockname()), one.accept()[0]) for one in listeners})
+
+
+def many_attempts(_address, _address6, silent, _port):
+    clients = [socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK) for _ in range(260)]
+    print({errno.errorcode[client.connect_ex((silent, 7))] for client in clients})
+
+
 def few_descriptors(address, _address6, _silent, port, limits=(150, 4000)):
     """Connections until there is no descriptor for another one: none of them is lost."""
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -235,6 +235,12 @@ mod tests_of_open_fds {
     use super::*;
 
     #[test]
+    fn relayed_connections_leave_room_in_the_limit() {
+        let quarter = limit().unwrap() as usize / 4;
+        assert!(has_room(0, quarter, false) && !has_room(0, quarter + 1, false) && !has_room(usize::MAX / 4, 0, false));
+    }
+
+    #[test]
     fn a_ring_is_found_within_a_second() {
         // SAFETY: the structure of 120 bytes is writable.
         let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, [0_u64; 15].as_mut_ptr()) };
