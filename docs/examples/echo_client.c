@@ -8,6 +8,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+static void fatal(const char *what)
+{
+	perror(what);
+	exit(1);
+}
+
 static int connect_to(const char *address, const char *port)
 {
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *found;
@@ -18,10 +24,8 @@ static int connect_to(const char *address, const char *port)
 		exit(1);
 	}
 	fd = rsocket(found->ai_family, SOCK_STREAM, 0);
-	if (fd < 0 || rconnect(fd, found->ai_addr, found->ai_addrlen)) {
-		perror("rconnect");
-		exit(1);
-	}
+	if (fd < 0 || rconnect(fd, found->ai_addr, found->ai_addrlen))
+		fatal("rconnect");
 	freeaddrinfo(found);
 	return fd;
 }
@@ -29,7 +33,7 @@ static int connect_to(const char *address, const char *port)
 int main(int argc, char **argv)
 {
 	char bytes[4096];
-	ssize_t length, count;
+	ssize_t length, sent, count;
 	int fd;
 
 	if (argc != 3) {
@@ -38,19 +42,29 @@ int main(int argc, char **argv)
 	}
 	fd = connect_to(argv[1], argv[2]);
 	while ((length = read(STDIN_FILENO, bytes, sizeof(bytes))) > 0) {
-		count = rsend(fd, bytes, (size_t)length, 0);
-		if (count == length)
-			count = rrecv(fd, bytes, (size_t)length, MSG_WAITALL);
-		if (count < 0) {
-			perror("echo");
-			return 1;
+		/* A call may take less than it was given. */
+		for (sent = 0; sent < length; sent += count) {
+			count = rsend(fd, bytes + sent, (size_t)(length - sent), MSG_NOSIGNAL);
+			if (count < 0)
+				fatal("rsend");
 		}
-		fwrite(bytes, 1, (size_t)count, stdout);
+		count = rrecv(fd, bytes, (size_t)length, MSG_WAITALL);
+		if (count < 0)
+			fatal("rrecv");
+		if (fwrite(bytes, 1, (size_t)count, stdout) < (size_t)count)
+			fatal("output");
+		/* No call has failed, and errno says nothing. */
 		if (count < length) {
 			fprintf(stderr, "echo: the server has ended the connection\n");
 			return 1;
 		}
 	}
+	if (length < 0)
+		fatal("input");
+	if (fflush(stdout))
+		fatal("output");
 	/* Waits until all data has arrived, as for a TCP socket with SO_LINGER. */
-	return rclose(fd) != 0;
+	if (rclose(fd))
+		fatal("rclose");
+	return 0;
 }

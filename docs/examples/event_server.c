@@ -44,7 +44,7 @@ static bool open_device(struct ibv_context *device)
 	pd = ibv_alloc_pd(device);
 	channel = ibv_create_comp_channel(device);
 	cq = channel ? ibv_create_cq(device, CLIENTS, NULL, channel, 0) : NULL;
-	if (!pd || !cq || ibv_req_notify_cq(cq, 0))
+	if (!pd || !cq || (errno = ibv_req_notify_cq(cq, 0)))
 		fatal("cannot use the device");
 	return true;
 }
@@ -54,7 +54,9 @@ static bool post_recv(struct client *client)
 	struct ibv_sge piece = { (uintptr_t)client->bytes, LENGTH, client->memory->lkey };
 	struct ibv_recv_wr request = { .wr_id = (uintptr_t)client, .sg_list = &piece, .num_sge = 1 }, *bad;
 
-	client->posted = !ibv_post_recv(client->id->qp, &request, &bad);
+	/* The functions of libibverbs whose result is an int return the error. */
+	errno = ibv_post_recv(client->id->qp, &request, &bad);
+	client->posted = errno == 0;
 	return client->posted;
 }
 
@@ -87,7 +89,7 @@ static void end_client(struct client *client)
 	client->ended = true;
 	if (!client->posted)
 		close_client(client);
-	else if (ibv_modify_qp(client->id->qp, &error, IBV_QP_STATE))
+	else if ((errno = ibv_modify_qp(client->id->qp, &error, IBV_QP_STATE)))
 		fatal("ibv_modify_qp");
 }
 
@@ -172,7 +174,7 @@ static void handle_completions(void)
 		fatal("ibv_get_cq_event");
 	ibv_ack_cq_events(ready, 1);
 	/* Armed before the last look: a completion in between raises another event. */
-	if (ibv_req_notify_cq(ready, 0))
+	if ((errno = ibv_req_notify_cq(ready, 0)))
 		fatal("ibv_req_notify_cq");
 	while ((count = ibv_poll_cq(ready, 16, completions)) > 0)
 		for (int i = 0; i < count; i++)

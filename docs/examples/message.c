@@ -8,11 +8,12 @@
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 #include <errno.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { LENGTH = 256 };
+enum { LENGTH = 256, TIMEOUT = 10000 };
 
 static char received[LENGTH], sent[LENGTH];
 
@@ -44,13 +45,32 @@ static struct rdma_cm_id *create_ep(const char *address, const char *port, bool 
 	return id;
 }
 
+/* A completion has an error of its own, which is not in errno. */
+static bool check_completion(int count, const struct ibv_wc *completion, const char *what)
+{
+	if (count < 1)
+		return failed(what);
+	if (completion->status != IBV_WC_SUCCESS)
+		fprintf(stderr, "%s: %s\n", what, ibv_wc_status_str(completion->status));
+	return completion->status == IBV_WC_SUCCESS;
+}
+
 /* Waits for the message whose receive is posted. Returns its length, or -1. */
 static int wait_for_message(struct rdma_cm_id *id)
 {
+	/* A receive does not complete when the peer goes. That is an event of the id. */
+	struct pollfd ready[2] = { { id->recv_cq_channel->fd, POLLIN, 0 }, { id->channel->fd, POLLIN, 0 } };
 	struct ibv_wc completion;
 
-	if (rdma_get_recv_comp(id, &completion) < 1 || completion.status != IBV_WC_SUCCESS)
-		return failed("rdma_get_recv_comp") - 1;
+	errno = ETIMEDOUT;
+	if (poll(ready, 2, TIMEOUT) < 1)
+		return failed("receive") - 1;
+	if (!ready[0].revents) {
+		fprintf(stderr, "receive: the peer has ended the connection\n");
+		return -1;
+	}
+	if (!check_completion(rdma_get_recv_comp(id, &completion), &completion, "receive"))
+		return -1;
 	return (int)completion.byte_len;
 }
 
@@ -60,9 +80,7 @@ static bool send_message(struct rdma_cm_id *id, int length, struct ibv_mr *memor
 
 	if (rdma_post_send(id, NULL, sent, (size_t)length, memory, 0))
 		return failed("rdma_post_send");
-	if (rdma_get_send_comp(id, &completion) < 1 || completion.status != IBV_WC_SUCCESS)
-		return failed("rdma_get_send_comp");
-	return true;
+	return check_completion(rdma_get_send_comp(id, &completion), &completion, "send");
 }
 
 /* One message in each direction: the client's first. */
@@ -78,6 +96,8 @@ static bool exchange(struct rdma_cm_id *id, const char *text)
 	}
 	if (!from || !to) {
 		failed("rdma_reg_msgs");
+	} else if ((errno = ibv_req_notify_cq(id->recv_cq, 0))) {
+		failed("ibv_req_notify_cq");
 	} else if (rdma_post_recv(id, NULL, received, LENGTH, to)) {
 		/* Before the connection is made: a message without a receive would be lost. */
 		failed("rdma_post_recv");
@@ -106,18 +126,20 @@ static int serve(const char *port)
 {
 	struct rdma_cm_id *listener = create_ep(NULL, port, true), *client;
 
-	if (!listener || rdma_listen(listener, 8)) {
-		failed("rdma_listen");
+	if (!listener)
 		return 1;
-	}
-	printf("listening\n");
-	fflush(stdout);
-	while (!rdma_get_request(listener, &client)) {
-		exchange(client, NULL);
+	if (rdma_listen(listener, 8)) {
+		failed("rdma_listen");
+	} else {
+		printf("listening\n");
 		fflush(stdout);
-		rdma_destroy_ep(client);
+		while (!rdma_get_request(listener, &client)) {
+			exchange(client, NULL);
+			fflush(stdout);
+			rdma_destroy_ep(client);
+		}
+		failed("rdma_get_request");
 	}
-	failed("rdma_get_request");
 	rdma_destroy_ep(listener);
 	return 1;
 }
