@@ -1,7 +1,7 @@
 //! The data path of a connected QP: completion queues and channel, memory regions, work requests.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, zeroed};
 use std::process;
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -14,7 +14,8 @@ use super::library_fds::{self, OwnFd};
 use super::pages::Pages;
 pub use super::verbs::ibv_wc;
 use super::verbs::{
-    self, ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
+    self, ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr_mask as Mask, ibv_recv_wr,
+    ibv_send_wr, ibv_sge,
 };
 use crate::errno::{Errno, Result};
 
@@ -191,6 +192,74 @@ impl Drop for CompletionQueue {
         }
         // SAFETY: the QP was destroyed, and no thread waits for its events.
         let _ = unsafe { verbs::destroy_cq(self.cq) };
+    }
+}
+
+/// Wakes the thread that sleeps in a channel, once, whatever the link does: the receive of a QP that
+/// was never connected completes when it is flushed.
+#[derive(Debug)]
+pub struct Waker {
+    qp: NonNull<ibv_qp>,
+    cq: CompletionQueue,
+    /// The event was read.
+    is_over: bool,
+}
+
+// SAFETY: a libibverbs object, which any thread may use.
+unsafe impl Send for Waker {}
+
+impl Waker {
+    /// Raises an event in the channel.
+    ///
+    /// # Safety
+    /// The PD outlives the result, and so does the channel, which belongs to the PD's device.
+    pub unsafe fn new(pd: NonNull<ibv_pd>, channel: &CompletionChannel) -> Result<Waker> {
+        // SAFETY: the PD and its open context are live: guaranteed by the caller.
+        let context = NonNull::new(unsafe { pd.as_ref() }.context).ok_or(Errno::EIO)?;
+        // SAFETY: context and channel outlive the CQ, too.
+        let cq = unsafe { CompletionQueue::new(context, 1, channel)? };
+        // SAFETY: all zeros are a value of the structure.
+        let mut attr: verbs::ibv_qp_init_attr_ex = unsafe { zeroed() };
+        [attr.send_cq, attr.recv_cq] = [cq.cq(); 2];
+        attr.qp_type = verbs::ibv_qp_type::IBV_QPT_RC;
+        (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (1, 1);
+        (attr.cap.max_send_wr, attr.cap.max_send_sge) = (1, 1);
+        (attr.pd, attr.comp_mask) = (pd.as_ptr(), verbs::IBV_QP_INIT_ATTR_PD);
+        // SAFETY: PD and CQ are live; dropping the result destroys the QP before the CQ.
+        let waker = Waker { qp: unsafe { verbs::create_qp_ex(context, &mut attr)? }, cq, is_over: false };
+        waker.cq.arm()?;
+        let with_port = Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
+        waker.modify(verbs::ibv_qp_state::IBV_QPS_INIT, Mask::IBV_QP_STATE | with_port)?;
+        // SAFETY: the QP is live; the receive has no memory.
+        unsafe { post_recv(waker.qp, &[0], |_| None)? };
+        waker.modify(verbs::ibv_qp_state::IBV_QPS_ERR, Mask::IBV_QP_STATE)?;
+        Ok(waker)
+    }
+
+    /// Any port will do: the QP sends nothing.
+    fn modify(&self, state: u32, mask: Mask) -> Result<()> {
+        // SAFETY: all zeros are a value of the structure.
+        let mut attr: verbs::ibv_qp_attr = unsafe { zeroed() };
+        (attr.qp_state, attr.port_num) = (state, 1);
+        // SAFETY: a live QP.
+        unsafe { verbs::modify_qp(self.qp, &mut attr, mask.0 as c_int) }
+    }
+
+    /// Counts the event if it is this one.
+    pub fn note_event(&mut self, event: &CqEvent) {
+        self.is_over |= self.cq.note_event(event);
+    }
+
+    /// Returns whether the event was read: the next wake needs another one.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+}
+
+impl Drop for Waker {
+    fn drop(&mut self) {
+        // SAFETY: a live QP, which only `self` uses.
+        unsafe { verbs::destroy_qp(self.qp) };
     }
 }
 

@@ -166,6 +166,43 @@ static void close_without_link(void)
 	EXPECT(!rclose(server) && !rclose(listener));
 }
 
+static ssize_t sends_much(void)
+{
+	static char bytes[1 << 20];
+
+	while (rsend(client, bytes, sizeof(bytes), 0) > 0)
+		;
+	return -1;
+}
+
+/* rshutdown(3) ends the calls of other threads at once, as with TCP: the transport gives up much later. */
+static int how;
+static ssize_t shuts_down(void) { return rshutdown(client, how); }
+
+static void shutdown_ends_calls(int direction, ssize_t (*calls)(void), ssize_t result)
+{
+	struct call call, shutdown;
+	time_t start;
+
+	connected();
+	alarm(ALARM_SECONDS);
+	call_begin(&call, calls);
+	link_is("loss 100");
+	EXPECT(rsend(client, "x", 1, MSG_DONTWAIT) == 1 || errno == EAGAIN);
+	how = direction;
+	start = time(NULL);
+	shutdown = (struct call){ .body = shuts_down };
+	EXPECT(!pthread_create(&shutdown.thread, NULL, call_body, &shutdown));
+	call_end(&call, result, EPIPE);
+	EXPECT(time(NULL) - start <= 1);
+	link_is("good");
+	call_end(&shutdown, 0, 0);
+	all_closed();
+}
+static void shut_reading_without_link(void) { shutdown_ends_calls(SHUT_RD, receives, 0); }
+static void shut_writing_without_link(void) { shutdown_ends_calls(SHUT_WR, sends_much, -1); }
+static void shut_both_without_link(void) { shutdown_ends_calls(SHUT_RDWR, receives, 0); }
+
 void link_cases(void)
 {
 	FAULT(loss_of_1_percent);
@@ -183,4 +220,7 @@ void link_cases(void)
 	if (!on_siw() && chosen("link_that_stays_down"))
 		link_is("anew");
 	FAULT(close_without_link);
+	FAULT(shut_reading_without_link);
+	FAULT(shut_writing_without_link);
+	FAULT(shut_both_without_link);
 }

@@ -90,6 +90,8 @@ impl Stream {
         // An earlier shutdown may still be in progress in the background.
         let earlier = state.take_background_close();
         let message = message.or_else(|| earlier.as_ref()?.message());
+        // A call of the ended direction returns before the flush, which may wait for a dead link.
+        self.wake_all(&mut state);
         // Another thread may be in rshutdown(3), whose wait a close would end.
         if message.is_some() || earlier.is_some() || both && state.is_flush_awaited() {
             state = match mode {
@@ -101,8 +103,7 @@ impl Stream {
         if both {
             state.disconnect(None);
         }
-        self.wake_leader(&mut state);
-        self.notify(Notice::Changed);
+        self.wake_all(&mut state);
         state
     }
 
@@ -149,16 +150,6 @@ impl Stream {
             if result == Err(Errno::ETIMEDOUT) || state.cm_disconnected || matches!(state.phase, Phase::Closed) {
                 return state;
             }
-        }
-    }
-
-    /// Wakes the leader, which sleeps in the completion channel. Only a completion can do that, so
-    /// while the link is dead, the leader sleeps until the transport gives up.
-    pub(super) fn wake_leader(&self, state: &mut State) {
-        if let Some(connection) = state.with_leader()
-            && connection.force_completion().is_err()
-        {
-            connection.flush_qp();
         }
     }
 

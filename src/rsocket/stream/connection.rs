@@ -31,7 +31,7 @@ use crate::rsocket::flow::{Receiver, SendLimits, Sender};
 use crate::rsocket::socket_table::{self, Counters};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
 use crate::sys::alloc::try_box;
-use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, ibv_wc};
+use crate::sys::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, Waker, ibv_wc};
 pub(super) use gather::{Gather, MAX_COLLECTED, parts};
 use post::{QueuePair, Sizes};
 pub(super) use post::{RdmaWrite, SendQueue};
@@ -173,6 +173,7 @@ pub(super) struct Connection {
     qp: QueuePair,
     send: SendSide,
     receive: ReceiveSide,
+    waker: Option<Waker>,
     pub channel: Channel,
     end_read: EndRead,
     /// The first failure of a work request, or the peer's protocol violation.
@@ -260,6 +261,7 @@ impl Unconnected {
             qp: self.qp,
             send: SendSide::new(self.send_cq, flow, self.buffer, self.inline_limit, control_data, peer),
             receive: self.receive,
+            waker: None,
             channel: self.channel,
             end_read: if takes_reads { EndRead::Possible } else { EndRead::Impossible },
             failed: None,
@@ -397,8 +399,24 @@ impl Connection {
         self.send.cq_armed
     }
 
-    /// Causes a completion that raises an event, to wake the thread that sleeps in the channel.
-    pub fn force_completion(&mut self) -> Result<()> {
+    /// Wakes the thread that sleeps in the channel.
+    pub fn wake_leader(&mut self) {
+        if self.raise_event().is_err() && self.force_completion().is_err() {
+            self.flush_qp();
+        }
+    }
+
+    /// Raises an event in the channel, unless that of an earlier call is still to be read.
+    fn raise_event(&mut self) -> Result<()> {
+        if self.waker.take_if(|waker| waker.is_over()).is_some() || self.waker.is_none() {
+            // SAFETY: the PD lives as long as the domain, and the waker is dropped before the channel.
+            self.waker = Some(unsafe { Waker::new(self.qp.pd()?, &self.channel.completions)? });
+        }
+        Ok(())
+    }
+
+    /// Where the device has no QP to spare, the peer's acknowledgement raises the event.
+    fn force_completion(&mut self) -> Result<()> {
         if !self.send.cq_armed {
             self.send.arm_cq()?;
         }
@@ -410,7 +428,13 @@ impl Connection {
         if self.send.cq.note_event(event) {
             self.send.cq_armed = false;
         }
-        self.receive.note_event(event)
+        if self.receive.note_event(event) {
+            return true;
+        }
+        if let Some(waker) = &mut self.waker {
+            waker.note_event(event);
+        }
+        false
     }
 
     /// Moves the QP to the error state: every work request completes, which wakes the threads that

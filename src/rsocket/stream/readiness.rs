@@ -97,14 +97,20 @@ impl State {
 }
 
 impl Stream {
+    /// Wakes all threads that wait for the stream, the leader included.
+    pub(super) fn wake_all(&self, state: &mut State) {
+        if let Some(connection) = state.with_leader() {
+            connection.wake_leader();
+        }
+        self.notify(Notice::Changed);
+    }
+
     /// librspreload has given the program's numbers to other sockets, and forwards the data. Those
     /// that wait for the stream are woken, to wait for these.
     pub fn hand_over(&self) -> Result<()> {
         let mut state = self.enter()?;
         state.handed_over = true;
-        self.wake_leader(&mut state);
-        drop(state);
-        self.notify(Notice::Changed);
+        self.wake_all(&mut state);
         Ok(())
     }
 
