@@ -13,18 +13,26 @@ socklen_t addr_len(const union address *address)
 int rs_listener(int family, union address *to, rs_prepare prepare)
 {
 	socklen_t len = sizeof(*to);
-	int fd = rsocket(family, SOCK_STREAM, 0);
 
-	*to = local_addr(family, 0);
-	if (!SETUP(fd >= 0))
+	for (;;) {
+		int fd = rsocket(family, SOCK_STREAM, 0), failed;
+
+		*to = local_addr(family, 0);
+		if (!SETUP(fd >= 0))
+			return -1;
+		if (prepare)
+			prepare(fd);
+		failed = rbind(fd, &to->sa, addr_len(to)) || rlisten(fd, 16);
+		/* TCP may have the port that the connection manager chose for soft-iWARP (docs/compatibility.md). */
+		if (failed && errno == EADDRINUSE && on_siw()) {
+			rclose(fd);
+			continue;
+		}
+		if (SETUP(!failed) && SETUP(!rgetsockname(fd, &to->sa, &len)))
+			return fd;
+		rclose(fd);
 		return -1;
-	if (prepare)
-		prepare(fd);
-	if (SETUP(!rbind(fd, &to->sa, addr_len(to))) && SETUP(!rlisten(fd, 16)) &&
-	    SETUP(!rgetsockname(fd, &to->sa, &len)))
-		return fd;
-	rclose(fd);
-	return -1;
+	}
 }
 
 bool rs_pair_with(struct rspair *pair, int family, rs_prepare prepare)
