@@ -1,46 +1,26 @@
 //! Ids of connection requests by kernel handle, for kernels that report events of such ids without
 //! the library's `uid`, which they learn when the program accepts.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::ptr::NonNull;
 
 use super::global::GlobalLock;
 use super::id::Id;
 use crate::errno::{Errno, Result};
+use crate::sys::numbered::Numbered;
 
 /// A hash table, because the kernel numbers the ids of all processes together: a process with few
 /// ids may have high numbers.
 pub(super) static HANDLES: GlobalLock<Table> = GlobalLock::new(Table::new());
 
-pub(super) struct Table(HashMap<u32, NonNull<Id>, BuildHasherDefault<HandleHasher>>);
+pub(super) struct Table(Numbered<u32, NonNull<Id>>);
 
 // SAFETY: `Id` is `Sync`, and the table only stores addresses.
 unsafe impl Send for Table {}
 
 impl Table {
     pub(super) const fn new() -> Table {
-        Table(HashMap::with_hasher(BuildHasherDefault::new()))
-    }
-}
-
-/// Hashes handles. The kernel chooses them, so the hash need not withstand chosen numbers; it
-/// spreads them over all bits.
-#[derive(Default)]
-struct HandleHasher(u64);
-
-impl Hasher for HandleHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u32(byte.into()));
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        // 2^64 divided by the golden ratio: neighbouring numbers get distant hashes.
-        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
+        Table(Numbered::with_hasher(BuildHasherDefault::new()))
     }
 }
 

@@ -19,6 +19,7 @@ pub mod mark;
 pub mod memlock;
 pub mod netlink;
 pub mod nlmsg;
+pub mod numbered;
 pub mod owner;
 pub mod pages;
 mod race_detector;

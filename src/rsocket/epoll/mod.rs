@@ -21,10 +21,8 @@ mod tests;
 mod thread_tests;
 mod wait;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_int;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -40,6 +38,7 @@ use super::pollable::{Lookup, Pollable, Watcher};
 use crate::errno::{Errno, Result};
 use crate::sys::alloc::try_arc;
 use crate::sys::event::{self, KernelEpoll};
+use crate::sys::numbered::Numbered;
 use crate::sys::owner::AtomicOwner;
 use crate::sys::sync::{Mutex, MutexGuard};
 
@@ -48,33 +47,7 @@ use crate::sys::sync::{Mutex, MutexGuard};
 const QUEUE_KEY: u64 = 0;
 const ORDINARY_KEY: u64 = 1;
 
-type Members = HashMap<c_int, Arc<Member>, BuildHasherDefault<FdHasher>>;
-
-/// Hashes descriptor numbers. The kernel assigns the lowest free number, so it is sufficient to
-/// spread the numbers over all bits that a hash table may use.
-#[derive(Default)]
-struct FdHasher(u64);
-
-impl Hasher for FdHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_i32(&mut self, number: i32) {
-        self.write_u64(u64::from(number as u32));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        // 2 to the 64th power divided by the golden ratio: adjacent numbers get distant hashes.
-        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
+type Members = Numbered<c_int, Arc<Member>>;
 
 /// The object behind repoll_create().
 pub struct Epoll {

@@ -1,6 +1,6 @@
 //! What the thread for events watches: descriptors and timers; and the worker's jobs.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use super::{Key, Role, Service, thread};
 use crate::errno::{Errno, Result};
 use crate::sys::event::KernelEpoll;
 use crate::sys::library_fds::{self, OwnFd};
+use crate::sys::numbered::Numbered;
 use crate::sys::owner::Owner;
 
 /// Set in the epoll's data for the second descriptor of a registration.
@@ -25,7 +26,7 @@ pub(super) struct Reactor {
     pub wake: Wake,
     /// Number of this reactor in the process. The threads of an earlier reactor end.
     pub number: usize,
-    pub registrations: HashMap<Key, Registration>,
+    pub registrations: Numbered<Key, Registration>,
     /// Has capacity for one timer of each kind per registration.
     pub timers: Timers<(Key, Timer, u64)>,
     /// Number of timers that were set.
@@ -118,7 +119,7 @@ pub(super) enum Timer {
 }
 
 /// Returns whether a timer is set, and not cancelled.
-fn is_set(registrations: &HashMap<Key, Registration>) -> impl Fn((Key, Timer, u64)) -> bool {
+fn is_set(registrations: &Numbered<Key, Registration>) -> impl Fn((Key, Timer, u64)) -> bool {
     |(key, kind, number)| {
         let time = registrations.get(&key).and_then(|registration| registration.times[kind as usize]);
         time.is_some_and(|(_, latest)| latest == number)
@@ -137,7 +138,7 @@ impl Reactor {
         /// Number of registrations that need no more memory.
         const FEW: usize = 7;
         static STARTED: AtomicUsize = AtomicUsize::new(0);
-        let (mut registrations, mut timers) = (HashMap::new(), Timers::new());
+        let (mut registrations, mut timers) = (Numbered::default(), Timers::new());
         registrations.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
         timers.reserve(TIMERS * FEW)?;
         let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
