@@ -218,30 +218,36 @@ pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_in
     match unsafe { socket.receive_at_once(start, len, flags) } {
         Received::Data(len) => Some(Ok(len)),
         Received::Unusual => None,
-        // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller; this thread has
-        // locked the stream.
-        Received::Nothing => unsafe { receive_locked(pinned, start, len, flags) },
+        Received::Nothing => {
+            // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller; this thread has
+            // locked the stream.
+            match unsafe { receive_locked(pinned, start, len, flags) } {
+                NOT_RECEIVED => None,
+                done @ 0.. => Some(Ok(done as usize)),
+                error => Some(Err(Errno::new(-error as c_int))),
+            }
+        }
     }
 }
 
-/// Continues a call that has found no data.
+/// The call needs [`receive`].
+const NOT_RECEIVED: isize = isize::MIN;
+
+/// Continues a call that has found no data. Returns the number of bytes, a negative errno, or
+/// [`NOT_RECEIVED`]: one word, which passes in a register.
 ///
 /// # Safety
 /// `len` bytes at `start` are writable. This thread has locked the stream.
 #[inline(never)]
-unsafe fn receive_locked(
-    pinned: Pinned<'_, Object>,
-    start: *mut u8,
-    len: usize,
-    flags: c_int,
-) -> Option<Result<usize>> {
-    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return None };
+unsafe fn receive_locked(pinned: Pinned<'_, Object>, start: *mut u8, len: usize, flags: c_int) -> isize {
+    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return NOT_RECEIVED };
     // A pin does not last while the call waits.
     let stream = Arc::clone(socket);
     drop(pinned);
     // SAFETY: `len` bytes at `start` are writable, and this thread has locked the stream:
     // guaranteed by the caller.
-    Errno::keeping(|| unsafe { stream.receive_locked(start, len, flags) })
+    let result = Errno::keeping(|| unsafe { stream.receive_locked(start, len, flags) });
+    result.map_or(NOT_RECEIVED, |done| done.map_or_else(|error| -(error.get() as isize), |len| len as isize))
 }
 
 /// rrecvmsg(3) and related calls.

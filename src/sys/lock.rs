@@ -188,7 +188,8 @@ impl<T> Guard<'_, T> {
     /// Returns a number of the thread that holds the lock, which is the calling one.
     #[inline]
     pub fn holder(&self) -> u64 {
-        self.lock.word.load(Ordering::Relaxed) & !AWAITED
+        debug_assert!(self.lock.is_mine());
+        here()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, zeroed};
+use std::ops::Range;
 use std::process;
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -231,7 +232,7 @@ impl Waker {
         let with_port = Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
         waker.modify(verbs::ibv_qp_state::IBV_QPS_INIT, Mask::IBV_QP_STATE | with_port)?;
         // SAFETY: the QP is live; the receive has no memory.
-        unsafe { post_recv(waker.qp, &[0], |_| None)? };
+        unsafe { post_recv(waker.qp, 0..1, |_| None)? };
         waker.modify(verbs::ibv_qp_state::IBV_QPS_ERR, Mask::IBV_QP_STATE)?;
         Ok(waker)
     }
@@ -459,16 +460,20 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
 /// Maximum number of receives posted as one chain.
 const BATCH: usize = 64;
 
-/// Posts a receive for each of `slots`: into the memory of `buffer_of(slot)`, or without memory.
+/// Posts a receive for each of `slots`, in order: into the memory of `buffer_of(slot)`, or without
+/// memory.
 ///
 /// # Safety
 /// A live QP; the memory is registered with `lkey`, and nothing else uses it until the completion.
-pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: &[u32], buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
+pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: Range<u32>, buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
     let mut requests = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; BATCH];
     let mut lists = [const { MaybeUninit::<ibv_sge>::uninit() }; BATCH];
-    for batch in slots.chunks(BATCH) {
-        let mut next = ptr::null_mut();
-        for ((&slot, request), list) in batch.iter().zip(&mut requests).zip(&mut lists) {
+    let mut start = slots.start;
+    while start < slots.end {
+        let end = slots.end.min(start + BATCH as u32);
+        let (mut next, mut slot) = (ptr::null_mut(), end);
+        for (request, list) in requests.iter_mut().zip(&mut lists).take((end - start) as usize) {
+            slot -= 1;
             let (mut sg_list, mut num_sge) = (ptr::null_mut(), 0);
             if let Some(sge) = buffer_of(slot) {
                 sg_list = list.write(ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey });
@@ -486,6 +491,7 @@ pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: &[u32], buffer_of: impl Fn(u
         if result != 0 {
             return Err(Errno::new(result));
         }
+        start = end;
     }
     Ok(())
 }

@@ -67,18 +67,18 @@ struct Ring {
     free_at: u64,
     /// Offset of the next byte to read.
     read_offset: u32,
-    /// Bytes left of the half that the peer is filling.
+    /// Bytes left of the advertised half that the peer is filling.
     left: u32,
 }
 
 impl Ring {
     fn new(size: u32) -> Ring {
         let size = size & !1;
-        Ring { half: size / 2, left: size / 2, ..Ring::small(size) }
+        Ring { half: size / 2, ..Ring::small(size) }
     }
 
     fn small(size: u32) -> Ring {
-        Ring { size, half: size, advertised: 0, received: 0, taken: 0, free_at: 0, read_offset: 0, left: size }
+        Ring { size, half: size, advertised: 0, received: 0, taken: 0, free_at: 0, read_offset: 0, left: 0 }
     }
 
     /// Returns a ring of which the first `phase` bytes, less than a half, are left out.
@@ -86,11 +86,14 @@ impl Ring {
         let mut ring = Ring::new(size);
         let start = u64::from(phase);
         ring.advertise(start);
-        Ring { received: start, taken: start, read_offset: phase, left: ring.half - phase, ..ring }
+        Ring { received: start, taken: start, read_offset: phase, left: 0, ..ring }
     }
 
-    /// `len` more bytes are advertised.
+    /// `len` more bytes are advertised, up to the end of a half.
     fn advertise(&mut self, len: u64) {
+        if self.is_full() {
+            self.left = len as u32;
+        }
         self.advertised += len;
         self.free_at = self.advertised.saturating_sub(u64::from(self.size - self.half));
     }
@@ -118,6 +121,12 @@ impl Ring {
     /// Returns the number of bytes received in a small ring since it was advertised.
     fn used(&self) -> u64 {
         self.received + u64::from(self.size) - self.advertised
+    }
+
+    /// Returns what is left when the peer has filled a half.
+    #[cold]
+    fn next_left(&self) -> u32 {
+        (self.advertised - self.received).min(self.half.into()) as u32
     }
 
     fn available(&self) -> u64 {
@@ -228,15 +237,10 @@ impl Receiver {
             _ => &mut self.ring,
         };
         // A message never crosses the end of a half: each half is an SGL entry of its own.
-        if len > ring.left || u64::from(len) > ring.advertised - ring.received {
-            return Err(Violation::TooMuchData);
-        }
+        let Some(left) = ring.left.checked_sub(len) else { return Err(Violation::TooMuchData) };
         count(&mut self.messages, self.limit)?;
         ring.received += u64::from(len);
-        ring.left -= len;
-        if ring.left == 0 {
-            ring.left = ring.half;
-        }
+        ring.left = if left > 0 { left } else { ring.next_left() };
         Ok(())
     }
 
@@ -288,17 +292,20 @@ impl Receiver {
         ended
     }
 
-    /// Fast path: takes at most `len` bytes that are contiguous in the only ring. Returns `None` in
+    /// Fast path: takes at most `len` bytes, before the last one of the only ring. Returns `None` in
     /// all other cases, and without data.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
     pub fn take_piece(&mut self, len: usize) -> Option<Received> {
-        let offset = self.ring.read_offset;
         let ring = &mut self.ring;
-        let len = u64::try_from(len).unwrap_or(u64::MAX).min(ring.available());
-        if len == 0 || len > u64::from(ring.size - offset) || self.next.is_some() {
+        let offset = ring.read_offset;
+        let len = (len as u64).min(ring.available());
+        let end = u64::from(offset) + len;
+        if len == 0 || end >= u64::from(ring.size) || self.next.is_some() {
             return None;
         }
-        ring.take(len);
+        ring.taken += len;
+        ring.read_offset = end as u32;
         Some(Received { ring: self.current, offset, len: len as u32 })
     }
 
@@ -318,9 +325,10 @@ impl Receiver {
         here
     }
 
-    /// Returns whether another half can be advertised.
+    /// Returns whether another half can be advertised: the cheap test after data was read, which
+    /// changes nothing else.
     #[inline]
-    fn has_buffer(&self) -> bool {
+    pub fn has_buffer(&self) -> bool {
         match &self.next {
             None => self.ring.has_free_half(),
             // The old ring's last half counts as one of the two until it is full.

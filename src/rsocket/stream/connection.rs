@@ -47,7 +47,7 @@ const CONTROL_ENTRIES: u32 = 4;
 const EXTRA_RECEIVES: u32 = 16;
 /// Number of completed receives that are posted again together; the remaining extra receives are
 /// enough for control messages meanwhile.
-const REPOST: usize = EXTRA_RECEIVES as usize / 2;
+const REPOST: u32 = EXTRA_RECEIVES / 2;
 /// Bytes of immediate data, which iWARP carries in a SEND after the write.
 const IMM_LEN: usize = 4;
 /// Bytes of the ring of a new stream: a power of two, so that blocks of that size end with it.

@@ -532,20 +532,15 @@ impl State {
     ///
     /// # Safety
     /// `start` is writable for `len` bytes.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
     unsafe fn read_available(&mut self, start: *mut u8, len: usize) -> Option<usize> {
         let connection = self.connection.as_deref_mut()?;
         if connection.is_being_read() || connection.reads_unlocked(len) || self.handed_over {
             return None;
         }
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
-        if let Some(done) = unsafe { connection.read_piece(start, len) } {
-            return Some(done);
-        }
-        // SAFETY: `start` is writable for `len` bytes, which may be uninitialised: guaranteed by
-        // the caller.
-        let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len.min(isize::MAX as usize)) };
-        Some(connection.read_some(into)).filter(|&done| done > 0)
+        unsafe { connection.read_piece(start, len).or_else(|| connection.read_some(start, len)) }
     }
 
     /// Copies buffered data into the buffers, after their first `skip` bytes. Returns the number of

@@ -1,7 +1,8 @@
 //! Completions of both CQs: the peer's messages, and this side's sends; and the messages without
 //! stream data: shutdown, keepalive, credit updates, and entries of the peer's iomap.
 
-use std::{mem, ptr};
+use std::mem::{self, MaybeUninit};
+use std::ptr;
 
 use super::post::{RdmaWrite, inline_sge};
 use super::{BATCH, Batch, CONTROL_DATA, Connection, IMM_LEN, Outcome, SGL};
@@ -35,14 +36,8 @@ impl Connection {
             ..Outcome::default()
         };
         loop {
-            for wc in &batch.0[..completed] {
-                // SAFETY: the provider has initialised the first `completed` entries
-                // (`CompletionQueue::poll`).
-                self.process_receive(unsafe { wc.assume_init_ref() }, &mut outcome);
-            }
-            // Then the remaining completions are flushes and stay in the CQ. After the failure of
-            // a send there may be messages that have arrived before.
-            if completed < BATCH || self.receive_ended {
+            // After the failure of a send there may be messages that have arrived before.
+            if self.receive_ended || !self.process_receives(&batch.0[..completed], &mut outcome) || completed < BATCH {
                 break;
             }
             completed = self.poll_recv_cq(batch);
@@ -72,26 +67,29 @@ impl Connection {
         }
     }
 
+    /// Returns false if reception has ended: then the remaining completions are flushes, and stay in
+    /// the CQ.
     #[inline]
-    fn process_receive(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
-        if self.receive_ended {
-            return;
-        }
-        if !wc.is_valid() {
-            self.receive_failed(wc, outcome);
-            return;
-        }
+    fn process_receives(&mut self, completed: &[MaybeUninit<ibv_wc>], outcome: &mut Outcome) -> bool {
         let iwarp = self.qp.is_iwarp();
-        let slot = (wc.wr_id() & !RECV_WR_ID_FLAG) as u32;
-        let Some(imm) = message_of(wc.imm_data(), iwarp, wc.len(), || self.receive.imm(slot)) else {
-            return self.violated(outcome);
-        };
-        // On iWARP a message without a receive ends the connection, and soft-iWARP does not
-        // complete receives that are posted after that: this CQ would raise no event.
-        let was_last = self.receive.used(slot) && iwarp;
-        if self.process_message(imm, outcome).is_err() || was_last {
-            self.violated(outcome);
+        for wc in completed {
+            // SAFETY: the provider has initialised these entries (`CompletionQueue::poll`).
+            let wc = unsafe { wc.assume_init_ref() };
+            if !wc.is_valid() {
+                self.receive_failed(wc, outcome);
+                return false;
+            }
+            let content = || self.receive.imm((wc.wr_id() & !RECV_WR_ID_FLAG) as u32);
+            let imm = message_of(wc.imm_data(), iwarp, wc.len(), content);
+            let was_last = self.receive.used();
+            // On iWARP a message without a receive ends the connection, and soft-iWARP does not
+            // complete receives that are posted after that: this CQ would raise no event.
+            if imm.is_none_or(|imm| self.process_message(imm, outcome).is_err()) || was_last && iwarp {
+                self.violated(outcome);
+                return false;
+            }
         }
+        true
     }
 
     #[inline]
@@ -337,7 +335,7 @@ impl Connection {
 
     #[cold]
     #[inline(never)]
-    fn send_credit_updates_now(&mut self) {
+    pub(super) fn send_credit_updates_now(&mut self) {
         while self.failed.is_none() && self.receive.flow.wants_credit_update() && self.has_control() {
             self.receive.resize(&self.qp);
             let Some(update) = self.receive.flow.next_credit_update() else { break };

@@ -5,6 +5,7 @@
 //! of the device.
 
 use std::mem::zeroed;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 use super::IMM_LEN;
@@ -235,7 +236,7 @@ impl QueuePair {
     /// # Safety
     /// The buffers that `buffer_of` returns lie in a memory region that outlives the receives, and
     /// only the device writes there.
-    pub unsafe fn post_recv(&self, slots: &[u32], buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
+    pub unsafe fn post_recv(&self, slots: Range<u32>, buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
         // SAFETY: the QP is live; the caller guarantees the lifetime of the buffers.
         unsafe { rc::post_recv(self.queue.qp, slots, buffer_of) }
     }

@@ -7,6 +7,7 @@
 
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
+use std::slice;
 
 use super::post::QueuePair;
 use super::send::ControlData;
@@ -29,8 +30,10 @@ pub(super) struct ReceiveSide {
     layout: Layout,
     /// Number of receives, posted or idle.
     receives: u32,
-    /// Slots of the receives to post again.
-    idle: Vec<u32>,
+    /// The receives to post again: `idle` ones in a row, from `first_idle` on, after the last of
+    /// which the first one follows. They complete in the order in which they were posted.
+    idle: u32,
+    first_idle: u32,
     /// Number of entries of the iomap.
     iomap: u16,
     pub flow: Receiver,
@@ -77,9 +80,6 @@ impl ReceiveSide {
         flow: Receiver,
         options: &Options,
     ) -> Result<ReceiveSide> {
-        let mut idle = Vec::new();
-        idle.try_reserve_exact(receives as usize).map_err(|_| Errno::ENOMEM)?;
-        idle.extend(0..receives);
         // SAFETY: by the layout the ring lies in the memory.
         let ring = RemoteMemory { start: unsafe { memory.start().add(layout.ring) }, rkey: memory.rkey() };
         let rings = Rings::new(ring, layout.first_ring(), options.receive_buffer, options.receive_grows);
@@ -90,7 +90,8 @@ impl ReceiveSide {
             memory,
             layout,
             receives,
-            idle,
+            idle: receives,
+            first_idle: 0,
             iomap,
             flow,
             rings,
@@ -137,24 +138,29 @@ impl ReceiveSide {
         let buffer_of = |slot: u32| {
             iwarp.then(|| Sge { addr: (start + slot as usize * IMM_LEN) as u64, len: IMM_LEN as u32, lkey })
         };
-        // SAFETY: by the layout the slots lie in the memory and overlap no other part of it.
-        unsafe { qp.post_recv(&self.idle, buffer_of)? };
-        self.idle.clear();
+        while self.idle > 0 {
+            let first = self.first_idle;
+            let count = self.idle.min(self.receives - first);
+            // SAFETY: by the layout the slots lie in the memory and overlap no other part of it.
+            unsafe { qp.post_recv(first..first + count, buffer_of)? };
+            self.first_idle = (first + count) % self.receives;
+            self.idle -= count;
+        }
         Ok(())
     }
 
     /// Returns whether at least [`REPOST`] receives are idle.
     #[inline]
     pub fn is_repost_due(&self) -> bool {
-        self.idle.len() >= REPOST
+        self.idle >= REPOST
     }
 
     /// A receive has completed. Returns whether it was the last one posted, which a peer that
     /// respects its credits never uses.
-    pub fn used(&mut self, slot: u32) -> bool {
-        // The list has capacity for all receives.
-        self.idle.push(slot);
-        self.idle.len() == self.receives as usize
+    #[inline]
+    pub fn used(&mut self) -> bool {
+        self.idle += 1;
+        self.idle == self.receives
     }
 
     /// Returns the immediate data of a SEND over iWARP.
@@ -284,7 +290,8 @@ impl Connection {
     ///
     /// # Safety
     /// `start` is writable for `len` bytes.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
     pub unsafe fn read_piece(&mut self, start: *mut u8, len: usize) -> Option<usize> {
         let Received { ring, offset, len } = self.receive.flow.take_piece(len)?;
         // SAFETY: the bytes lie in the ring, and are at most as many as those at `start`, which do
@@ -294,7 +301,9 @@ impl Connection {
             ptr::copy_nonoverlapping(from.as_ptr(), start, len as usize);
         }
         self.count_read(len.into());
-        self.send_credit_updates();
+        if self.receive.flow.has_buffer() {
+            self.send_credit_updates_now();
+        }
         Some(len as usize)
     }
 
@@ -304,14 +313,20 @@ impl Connection {
         self.receive.peek(skip, into)
     }
 
-    /// Reads data if there is any. Returns the number of bytes.
+    /// Reads data, at most `len` bytes. Returns `None` if there is none.
+    ///
+    /// # Safety
+    /// `start` is writable for `len` bytes.
     #[inline(never)]
-    pub fn read_some(&mut self, into: &mut [MaybeUninit<u8>]) -> usize {
+    pub unsafe fn read_some(&mut self, start: *mut u8, len: usize) -> Option<usize> {
+        // SAFETY: `start` is writable for `len` bytes, which may be uninitialised: guaranteed by the
+        // caller.
+        let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len.min(isize::MAX as usize)) };
         let done = self.peek(0, into);
         if done > 0 {
             self.take(done as u64);
         }
-        done
+        (done > 0).then_some(done)
     }
 
     /// The program has read `len` bytes: returns their space to the peer.
