@@ -117,7 +117,7 @@ opt: all ## write the tarball for /opt of any distribution, into target/package
 kit: all ## build rdmacm-verify, which tests on machines with RDMA adapters (programs/kit/README.md), in target/package
 	programs/kit/build
 
-binaries: preconditions ## build both tarballs for glibc 2.28 and newer (scripts/binaries)
+binaries: preconditions ## build both tarballs for glibc 2.28 and newer, x86-64 and aarch64 (scripts/binaries)
 	scripts/binaries
 
 clean: preconditions ## remove what was built
