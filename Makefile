@@ -105,7 +105,7 @@ uninstall: ## remove what make install installed, given the same variables
 dist: preconditions ## write the source tarball with the crates in it, into target/package
 	scripts/dist
 
-release: preconditions ## make the tarball, checksums and notes of the tagged version; KEY=gpg-key signs them
+release: preconditions ## make tarballs, checksums and notes of the tagged version; KEY=gpg-key signs them
 	scripts/release $(KEY)
 
 deb: preconditions ## build the source package and the Debian packages in target/package
