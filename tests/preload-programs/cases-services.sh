@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # shared with lib.sh and guest
-# Proxies, databases, ssh and git: programs with processes and users of their own. See lib.sh for the functions of a case.
+# Proxies, databases and git: programs with processes and users of their own. See lib.sh for the functions of a case.
 
 # Words before a command that run it as a user without rights: postgres refuses root.
 as=(setpriv --reuid=65534 --regid=65534 --clear-groups)
@@ -91,42 +91,10 @@ case_mariadb() {
     fact "500 rows, 100 queries of mariadb-slap with 4 clients"
 }
 
-# Privilege separation: for each client a process, which executes sshd anew, and in it one of another user.
-case_sshd() {
-    : >stays-tcp
-    full=yes # ssh waits by ppoll(2)
-    local ssh=(-F /dev/null -i "$PWD/user" -o "UserKnownHostsFile=$PWD/known" -o StrictHostKeyChecking=accept-new)
-    mkdir -p /run/sshd
-    grep -q '^sshd:' /etc/passwd || echo 'sshd:x:104:65534::/run/sshd:/usr/sbin/nologin' >>/etc/passwd
-    must "ssh-keygen" plain ssh-keygen -q -t ed25519 -N '' -f host
-    must "ssh-keygen" plain ssh-keygen -q -t ed25519 -N '' -f user
-    cat >sshd_config <<CONF
-ListenAddress $ADDR:2222
-HostKey $PWD/host
-AuthorizedKeysFile $PWD/user.pub
-PidFile none
-StrictModes no
-PermitRootLogin yes
-UsePAM no
-Subsystem sftp $SERVICES/usr/lib/openssh/sftp-server
-CONF
-    random up 500000
-    serve server 2222 "$SERVICES/usr/sbin/sshd" -D -e -f "$PWD/sshd_config"
-    cp up ssh1.in
-    client ssh1 "$SERVICES/usr/bin/ssh" "${ssh[@]}" -p 2222 "root@$ADDR" "cat >'$PWD/received' && cat '$PWD/received'"
-    same up received
-    same up ssh1.out
-    client scp "$SERVICES/usr/bin/scp" -q -S "$SERVICES/usr/bin/ssh" "${ssh[@]}" -P 2222 "root@$ADDR:$PWD/up" copy
-    same up copy
-    kill -TERM "$server"
-    finish "$server"
-    payload 1500000
-    fact "1.5 MB by ssh and scp, with privilege separation"
-}
-
-# git's daemon has a process for each client, which becomes git-upload-pack on the socket.
-case_git_daemon() {
-    local git=(env "GIT_EXEC_PATH=$SERVICES/usr/lib/git-core" "HOME=$PWD" GIT_CONFIG_NOSYSTEM=1 "$SERVICES/usr/bin/git")
+# A bare repository, served.git, with one commit; git's command in `git`.
+git_repository() {
+    git=(env "GIT_EXEC_PATH=$SERVICES/usr/lib/git-core" "HOME=$PWD" GIT_CONFIG_NOSYSTEM=1
+        "GIT_SSH_COMMAND=$SERVICES/usr/bin/ssh -F $PWD/ssh_config" "$SERVICES/usr/bin/git")
     mkdir tree
     random tree/large 800000
     echo text >tree/text
@@ -135,8 +103,11 @@ case_git_daemon() {
     must "git add" plain "${git[@]}" -C tree add .
     must "git commit" plain "${git[@]}" -C tree commit -q -m one
     must "git clone" plain "${git[@]}" clone -q --bare tree served.git
-    serve server 9418 "${git[@]}" daemon --reuseaddr "--listen=$ADDR" --port=9418 --export-all --enable=receive-pack "--base-path=$PWD" "$PWD"
-    client clone "${git[@]}" clone -q "git://$ADDR/served.git" cloned
+}
+
+# git_round URL: clones the repository, pushes a commit to it, and ends the server.
+git_round() {
+    client clone "${git[@]}" clone -q "$1" cloned
     same tree/large cloned/large
     random cloned/more 400000
     must "git add" plain "${git[@]}" -C cloned add .
@@ -148,4 +119,11 @@ case_git_daemon() {
     finish "$server"
     payload 1200000
     fact "800 KB cloned, 400 KB pushed"
+}
+
+# git's daemon has a process for each client, which becomes git-upload-pack on the socket.
+case_git_daemon() {
+    git_repository
+    serve server 9418 "${git[@]}" daemon --reuseaddr "--listen=$ADDR" --port=9418 --export-all --enable=receive-pack "--base-path=$PWD" "$PWD"
+    git_round "git://$ADDR/served.git"
 }

@@ -1,0 +1,83 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # shared with lib.sh and guest
+# ssh, and programs that move files and messages. See lib.sh for the functions of a case.
+
+# ssh_server VARIABLE=VALUE...: an sshd whose sessions have these variables; ssh to it, with the file ssh_config, in `ssh`.
+ssh_server() {
+    : >stays-tcp
+    full=yes # ssh waits by ppoll(2)
+    mkdir -p /run/sshd
+    grep -q '^sshd:' /etc/passwd || echo 'sshd:x:104:65534::/run/sshd:/usr/sbin/nologin' >>/etc/passwd
+    must "ssh-keygen" plain ssh-keygen -q -t ed25519 -N '' -f host
+    must "ssh-keygen" plain ssh-keygen -q -t ed25519 -N '' -f user
+    cat >sshd_config <<CONF
+ListenAddress $ADDR:2222
+HostKey $PWD/host
+AuthorizedKeysFile $PWD/user.pub
+PidFile none
+StrictModes no
+PermitRootLogin yes
+UsePAM no
+Subsystem sftp $SERVICES/usr/lib/openssh/sftp-server
+${1:+SetEnv $*}
+CONF
+    cat >ssh_config <<CONF
+Host server
+    HostName $ADDR
+    Port 2222
+    User root
+    IdentityFile $PWD/user
+    UserKnownHostsFile $PWD/known
+    StrictHostKeyChecking accept-new
+CONF
+    ssh=("$SERVICES/usr/bin/ssh" -F "$PWD/ssh_config")
+    serve server 2222 "$SERVICES/usr/sbin/sshd" -D -e -f "$PWD/sshd_config"
+}
+stop_sshd() {
+    kill -TERM "$server"
+    finish "$server"
+}
+
+# Privilege separation: for each client a process, which executes sshd anew, and in it one of another user.
+case_sshd() {
+    ssh_server
+    random up 500000
+    cp up ssh1.in
+    client ssh1 "${ssh[@]}" server "cat >'$PWD/received' && cat '$PWD/received'"
+    same up received
+    same up ssh1.out
+    client scp "$SERVICES/usr/bin/scp" -q -S "${ssh[0]}" "${ssh[@]:1}" "server:$PWD/up" copy
+    same up copy
+    stop_sshd
+    payload 1500000
+    fact "1.5 MB by ssh and scp, with privilege separation"
+}
+
+# The process that connects ends after the login; its child goes on with the connection, in the background.
+case_ssh_background() {
+    local mux
+    ssh_server
+    random up 500000
+    client ssh "${ssh[@]}" -f server "while [ ! -e '$PWD/go' ]; do sleep 0.1; done; cat '$PWD/up'"
+    [ ! -s ssh.out ] || fail "output before the first process's end"
+    : >go
+    until_true "the output is not complete" cmp up ssh.out
+    # The first session's process ends, and its child serves the next sessions, on the same connection.
+    mux=("${ssh[@]}" -S "$PWD/mux" -o ControlMaster=auto -o ControlPersist=yes)
+    client mux1 "${mux[@]}" server "echo \$SSH_CONNECTION"
+    cp up mux2.in
+    client mux2 "${mux[@]}" server "cat && echo \$SSH_CONNECTION >'$PWD/second'"
+    same up mux2.out
+    same mux1.out second
+    client mux3 "${mux[@]}" -O exit server
+    until_true "the master does not end" test ! -e mux
+    stop_sshd
+    payload 1500000
+    fact "500 KB by ssh -f, 1 MB by a later session of ControlPersist"
+}
+
+case_git_ssh() {
+    git_repository
+    ssh_server "PATH=$tools_bin:/usr/bin:/bin" "LD_LIBRARY_PATH=$tools_lib" "GIT_CONFIG_GLOBAL=$PWD/.gitconfig"
+    git_round "server:$PWD/served.git"
+}
