@@ -81,3 +81,36 @@ case_git_ssh() {
     ssh_server "PATH=$tools_bin:/usr/bin:/bin" "LD_LIBRARY_PATH=$tools_lib" "GIT_CONFIG_GLOBAL=$PWD/.gitconfig"
     git_round "server:$PWD/served.git"
 }
+
+# mosquitto: a large retained message, and lines to several subscribers with each quality of service.
+case_mosquitto() {
+    local i qos pub=(mosquitto_pub -h "$ADDR" -p 1883) sub=(mosquitto_sub -h "$ADDR" -p 1883) waiting=()
+    printf '%s\n' "listener 1883 $ADDR" "allow_anonymous true" "user root" "log_type all" >mosquitto.conf
+    serve server 1883 mosquitto -c "$PWD/mosquitto.conf"
+    random large 2000000
+    client retain "${pub[@]}" -t large -q 1 -r -f large
+    for i in 1 2; do
+        client "large$i" "${sub[@]}" -t large -q 1 -C 1 -N
+        same large "large$i.out"
+    done
+    for ((i = 0; i < 100; i++)); do head -c 1500 /dev/urandom | base64 -w 0 && echo; done >lines
+    for qos in 0 1 2; do
+        for i in 1 2 3; do
+            start_client "sub$qos-$i" "${sub[@]}" -t "lines/$qos" -q "$qos" -C 100
+            waiting+=("$started")
+        done
+    done
+    until_true "not 11 subscriptions" grep -qz "$(printf 'Sending SUBACK%.0s.*' {1..11})" server.err
+    for qos in 0 1 2; do
+        cp lines "pub$qos.in"
+        start_client "pub$qos" "${pub[@]}" -t "lines/$qos" -q "$qos" -l
+        waiting+=("$started")
+    done
+    for i in "${waiting[@]}"; do finish "$i" || fail "a client: $(ended $?)"; done
+    for qos in 0 1 2; do
+        for i in 1 2 3; do same lines "sub$qos-$i.out"; done
+    done
+    stop_server
+    payload 7000000
+    fact "a retained message of 2 MB, 100 of 2 KB with QoS 0, 1 and 2 to 3 subscribers each"
+}
