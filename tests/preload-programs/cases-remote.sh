@@ -114,3 +114,16 @@ case_mosquitto() {
     payload 7000000
     fact "a retained message of 2 MB, 100 of 2 KB with QoS 0, 1 and 2 to 3 subscribers each"
 }
+
+# aria2: one file in 4 parts, by as many connections at once.
+case_aria2() {
+    nginx_server "master_process off"
+    random www/large 16000000
+    client aria2 env "HOME=$PWD" aria2c --no-conf -q -x 4 -s 4 -k 1M --file-allocation=none --log=aria2.log --log-level=info \
+        -o got "http://$ADDR:8080/large"
+    same www/large got
+    [ "$(grep -c 'Connecting to' aria2.log)" -ge 4 ] || fail "fewer than 4 connections: $(grep -c 'Connecting to' aria2.log)"
+    stop_server
+    payload 16000000
+    fact "16 MB in 4 parts at once"
+}
