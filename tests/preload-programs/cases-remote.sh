@@ -127,3 +127,30 @@ case_aria2() {
     payload 16000000
     fact "16 MB in 4 parts at once"
 }
+
+# stunnel at both ends, in front of nginx; each becomes a daemon after it has begun to listen.
+case_stunnel() {
+    local name pid
+    nginx_server "master_process off"
+    echo "name:0123456789abcdef0123456789abcdef" >secret
+    for name in server client; do
+        printf '%s\n' "pid = $PWD/$name.pid" "output = $PWD/$name.log" "[one]" "ciphers = PSK" "PSKsecrets = $PWD/secret" >"$name.conf"
+    done
+    printf '%s\n' "accept = $ADDR:4433" "connect = $ADDR:8080" >>server.conf
+    printf '%s\n' "client = yes" "accept = $ADDR:8443" "connect = $ADDR:4433" >>client.conf
+    CLIENT_LIB=$SERVER_LIB client outer-server stunnel "$PWD/server.conf"
+    client outer-client stunnel "$PWD/client.conf"
+    client curl1 curl -sS --fail -o one "http://$ADDR:8443/large" -o two "http://$ADDR:8443/small"
+    same www/large one
+    same www/small two
+    client curl2 curl -sS --fail -Z -o 'at-once-#1' "http://$ADDR:8443/large?[1-3]"
+    for i in 1 2 3; do same www/large "at-once-$i"; done
+    for name in server client; do
+        pid=$(<"$name.pid")
+        kill -TERM "$pid"
+        until_true "stunnel does not end" test ! -e "$name.pid"
+    done
+    stop_server
+    payload 20000000
+    fact "20 MB through two tunnels"
+}
