@@ -2,7 +2,7 @@
 # shellcheck disable=SC2034,SC2154 # shared with lib.sh and guest
 # ssh, and programs that move files and messages. See lib.sh for the functions of a case.
 
-# ssh_server VARIABLE=VALUE...: an sshd whose sessions have these variables; ssh to it, with the file ssh_config, in `ssh`.
+# ssh_server VARIABLE=VALUE...: an sshd whose sessions have these variables; the words of ssh, with ssh_config, in `ssh`.
 ssh_server() {
     : >stays-tcp
     full=yes # ssh waits by ppoll(2)
@@ -82,6 +82,52 @@ case_git_ssh() {
     git_round "server:$PWD/served.git"
 }
 
+# vsftpd makes its processes with clone(2) by syscall(3), and limits their address space: by a rule of the library it uses
+# TCP. Each file has a connection of its own, which the client makes, or the server (active mode).
+case_vsftpd() {
+    local passive open
+    : >stays-tcp
+    mkdir -p ftp/up ftp/tree empty
+    grep -q '^ftp:' /etc/passwd || echo 'ftp:x:105:65534::/:/usr/sbin/nologin' >>/etc/passwd
+    chown ftp ftp/up
+    random ftp/large 3000000
+    random ftp/tree/one 100000
+    echo two >ftp/tree/two
+    random sent 700000
+    cat >vsftpd.conf <<CONF
+listen=YES
+listen_address=$ADDR
+listen_port=2121
+background=NO
+anon_root=$PWD/ftp
+nopriv_user=nobody
+secure_chroot_dir=$PWD/empty
+no_anon_password=YES
+write_enable=YES
+anon_upload_enable=YES
+anon_umask=022
+xferlog_enable=YES
+vsftpd_log_file=$PWD/vsftpd.log
+CONF
+    serve server 2121 vsftpd "$PWD/vsftpd.conf"
+    open="set net:max-retries 1; open -u anonymous,none -p 2121 $ADDR"
+    for passive in on off; do
+        client "lftp-$passive" env "HOME=$PWD" lftp -c "set ftp:passive-mode $passive; $open && get large -o got-$passive &&
+            pget -n 3 large -o parts-$passive && put sent -o up/sent-$passive && mirror tree tree-$passive"
+        same ftp/large "got-$passive"
+        same ftp/large "parts-$passive"
+        same sent "ftp/up/sent-$passive"
+        must "the fetched folder differs" diff -r ftp/tree "tree-$passive"
+    done
+    client curl1 curl -sS -o by-curl "ftp://$ADDR:2121/large"
+    client curl2 curl -sS -T sent "ftp://$ADDR:2121/up/curl"
+    same ftp/large by-curl
+    same sent ftp/up/curl
+    stop_server
+    payload 15000000
+    fact "17 MB by lftp, passive and active, and by curl"
+}
+
 # mosquitto: a large retained message, and lines to several subscribers with each quality of service.
 case_mosquitto() {
     local i qos pub=(mosquitto_pub -h "$ADDR" -p 1883) sub=(mosquitto_sub -h "$ADDR" -p 1883) waiting=()
@@ -134,7 +180,8 @@ case_stunnel() {
     nginx_server "master_process off"
     echo "name:0123456789abcdef0123456789abcdef" >secret
     for name in server client; do
-        printf '%s\n' "pid = $PWD/$name.pid" "output = $PWD/$name.log" "[one]" "ciphers = PSK" "PSKsecrets = $PWD/secret" >"$name.conf"
+        printf '%s\n' "pid = $PWD/$name.pid" "output = $PWD/$name.log" "[one]" "ciphers = PSK" "PSKsecrets = $PWD/secret" \
+            >"$name.conf"
     done
     printf '%s\n' "accept = $ADDR:4433" "connect = $ADDR:8080" >>server.conf
     printf '%s\n' "client = yes" "accept = $ADDR:8443" "connect = $ADDR:4433" >>client.conf
