@@ -128,6 +128,18 @@ CONF
     fact "17 MB by lftp, passive and active, and by curl"
 }
 
+# The process that has begun the transfer ends; its child completes it, over RDMA by another connection.
+case_lftp_background() {
+    nginx_server "master_process off"
+    client lftp env "HOME=$PWD" lftp -c "set net:limit-rate 1000000; (get http://$ADDR:8080/large -o got &) &&
+        !timeout 30 sh -c 'until [ -s got ]; do sleep 0.1; done'"
+    ! cmp -s www/large got || fail "the transfer was complete before the first process's end"
+    until_true "the transfer is not completed" cmp www/large got
+    stop_server
+    payload 5000000
+    fact "5 MB, completed in the background"
+}
+
 # mosquitto: a large retained message, and lines to several subscribers with each quality of service.
 case_mosquitto() {
     local i qos pub=(mosquitto_pub -h "$ADDR" -p 1883) sub=(mosquitto_sub -h "$ADDR" -p 1883) waiting=()
