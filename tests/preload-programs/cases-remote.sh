@@ -186,9 +186,39 @@ case_aria2() {
     fact "16 MB in 4 parts at once"
 }
 
-# stunnel at both ends, in front of nginx; each becomes a daemon after it has begun to listen.
+# activated LIBRARY LIBRARY: of systemd-socket-activate, and of the server that gets its listener at the first connection.
+activated() {
+    local by=$1 with=$2 dir=${library[$2]:-} variables=("LD_LIBRARY_PATH=$tools_lib") words=() one
+    [ "$with" = plain ] ||
+        variables=("LD_LIBRARY_PATH=$dir:$tools_lib" "LD_PRELOAD=$dir/rsocket/librspreload.so" RS_MODE=auto RS_TIMEOUT=10000)
+    for one in "${variables[@]}" "PYTHONPATH=$SERVICES/usr/lib/python3/dist-packages:$here/apps" "WWW=$PWD/www"; do
+        words+=(-E "$one")
+    done
+    SERVER_LIB=$by serve "server-$by-$with" 9020 systemd-socket-activate -l "$ADDR:9020" "${words[@]}" \
+        "$(command -v python3)" -m uvicorn --fd 3 --loop asyncio --http h11 --log-level warning files_asgi:app
+    client "curl-$by-$with" curl -sS --fail -o one "http://$ADDR:9020/large"
+    same www/large one
+    client "more-$by-$with" curl -sS --fail -Z -o 'at-once-#1' "http://$ADDR:9020/large?[1-4]"
+    for i in 1 2 3 4; do same www/large "at-once-$i"; done
+    stop_server
+}
+case_socket_activation() {
+    pages
+    truncate -s 1000000 www/large
+    : >stays-tcp
+    activated plain "$SERVER_LIB"
+    if [ "$SERVER_LIB" != plain ]; then
+        activated "$SERVER_LIB" "$SERVER_LIB"
+        activated "$SERVER_LIB" plain
+    fi
+    payload 5000000
+    fact "5 files of 1 MB from each server"
+}
+
+# stunnel at both ends, in front of nginx; each becomes a daemon after it has begun to listen, so that these listeners are TCP's.
 case_stunnel() {
     local name pid
+    : >servers-by-rdma
     nginx_server "master_process off"
     echo "name:0123456789abcdef0123456789abcdef" >secret
     for name in server client; do
