@@ -243,3 +243,25 @@ case_stunnel() {
     payload 20000000
     fact "20 MB through two tunnels"
 }
+
+# A client that connects and then becomes a daemon. Over RDMA the connection ends with its first process (docs/preload.md),
+# and its child gets an error. Otherwise nothing is lost.
+case_connect_then_fork() {
+    local how report status
+    random server.in 2000000
+    random sent 1000000
+    payload 1
+    for how in exit _exit; do
+        serve server 7002 socat -t 30 - "TCP4-LISTEN:7002,bind=$ADDR,reuseaddr"
+        client client python3 "$here/apps/background_client.py" "$ADDR" 7002 sent "received-$how" "report-$how" "$how"
+        until_true "the child does not end" test -e "report-$how"
+        report=$(<"report-$how") status=0
+        finish "$server" || status=$?
+        if [ "$report" = "to the end" ] || must_be_tcp; then
+            [ "$report, $status" = "to the end, 0" ] || fail "$how: $report, the server: $(ended "$status")"
+            same server.in "received-$how"
+            same sent server.out
+        fi
+        fact "$how: $report"
+    done
+}
