@@ -196,6 +196,8 @@ activated() {
     done
     SERVER_LIB=$by serve "server-$by-$with" 9020 systemd-socket-activate -l "$ADDR:9020" "${words[@]}" \
         "$(command -v python3)" -m uvicorn --fd 3 --loop asyncio --http h11 --log-level warning files_asgi:app
+    # The activator becomes the server: a connection by RDMA, made before, would end.
+    ! rdma_listens 9020 || fail "systemd-socket-activate listens by RDMA"
     client "curl-$by-$with" curl -sS --fail -o one "http://$ADDR:9020/large"
     same www/large one
     client "more-$by-$with" curl -sS --fail -Z -o 'at-once-#1' "http://$ADDR:9020/large?[1-4]"

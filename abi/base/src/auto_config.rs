@@ -9,8 +9,10 @@ pub const FILE: &core::ffi::CStr = c"/etc/rdma/rsocket/auto_config";
 
 /// Programs whose connections go by TCP where no rule says otherwise. They execute programs that
 /// trust the peer's address, which these would not see, or end while a child goes on with the
-/// connection, or limit their address space (vsftpd, to less than the library's threads reserve).
-const BY_TCP: [&[u8]; 6] = [b"ssh", b"sshd", b"sshd-session", b"inetd", b"xinetd", b"vsftpd"];
+/// connection, or become the program that accepts it, or limit their address space (vsftpd, to less
+/// than the library's threads reserve).
+const BY_TCP: [&[u8]; 7] =
+    [b"ssh", b"sshd", b"sshd-session", b"inetd", b"xinetd", b"systemd-socket-activate", b"vsftpd"];
 
 /// What decides between RDMA and TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -230,7 +232,7 @@ mod tests {
     fn programs_that_execute_others_use_tcp_unless_a_rule_says_otherwise() {
         let at = address("10.0.0.1");
         let is_automatic = |text: &'static [u8], program| Config(text).is_automatic(program, at, 22);
-        assert!(!is_automatic(b"", b"sshd") && !is_automatic(b"", b"vsftpd"));
+        assert!(!is_automatic(b"", b"sshd") && !is_automatic(b"", b"systemd-socket-activate"));
         assert!(!is_automatic(b"auto ssh 10.9.0.0/16", b"ssh"));
         assert!(is_automatic(b"", b"sshpass") && is_automatic(b"auto ssh *", b"sshd"));
     }
