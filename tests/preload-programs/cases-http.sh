@@ -9,7 +9,8 @@ pages() {
     : >www/empty
 }
 
-# nginx_server DIRECTIVE...: a server on port 8080, or $nginx_port; the directives stand outside of http.
+# nginx_server DIRECTIVE...: a server on port 8080, or $nginx_port, listening with $nginx_listen; the directives stand outside
+# of http.
 nginx_server() {
     local port=${nginx_port:-8080}
     pages
@@ -27,7 +28,7 @@ http {
     fastcgi_temp_path $PWD/tmp/fastcgi;
     uwsgi_temp_path $PWD/tmp/uwsgi;
     scgi_temp_path $PWD/tmp/scgi;
-    server { listen $ADDR:$port; root $PWD/www; }
+    server { listen $ADDR:$port${nginx_listen:-}; root $PWD/www; }
 }
 CONF
     } >nginx.conf
