@@ -65,3 +65,49 @@ case_prefork_many() {
     stop_server
     fact "1,100 connections at once before the first accept"
 }
+
+# fetch_files PORT: several files on a connection, several connections at once, and 300 requests on connections kept alive.
+fetch_files() {
+    local url=http://$ADDR:$1 i
+    client "curl1-$1" curl -sS --fail -o one "$url/large" -o two "$url/small"
+    same www/large one
+    same www/small two
+    client "curl2-$1" curl -sS --fail -Z --parallel-immediate -o 'at-once-#1' "$url/large?[1-4]"
+    for i in 1 2 3 4; do same www/large "at-once-$i"; done
+    client "ab-$1" ab -q -n 300 -c 8 -k "$url/small"
+    [ "$(grep -cE '^(Complete requests: +300|Failed requests: +0|HTML transferred: +3000000 bytes)$' "ab-$1.out")" = 3 ] ||
+        fail "not 300 good answers: $(grep -E '^(Complete|Failed)' "ab-$1.out" | tr -s ' \n' ' ')"
+    fact "5 transfers by curl, 300 requests by ab"
+}
+
+# apache_case MPM DIRECTIVE...: workers of another user.
+apache_case() {
+    pages
+    {
+        printf '%s\n' "LoadModule mpm_$1_module $SERVICES/usr/lib/apache2/modules/mod_mpm_$1.so" "${@:2}"
+        cat <<CONF
+LoadModule authz_core_module $SERVICES/usr/lib/apache2/modules/mod_authz_core.so
+ServerRoot $PWD
+DefaultRuntimeDir $PWD
+PidFile $PWD/apache.pid
+ErrorLog $PWD/error.log
+ServerName server
+User nobody
+Group nogroup
+Listen $ADDR:8088
+DocumentRoot $PWD/www
+<Directory />
+Require all granted
+</Directory>
+KeepAlive On
+MaxKeepAliveRequests 0
+StartServers 3
+CONF
+    } >apache.conf
+    # At its end apache kills its process group.
+    serve server 8088 setsid apache2 -f "$PWD/apache.conf" -D FOREGROUND
+    fetch_files 8088
+    stop_server
+}
+case_apache_prefork() { apache_case prefork "LoadModule mime_module $SERVICES/usr/lib/apache2/modules/mod_mime.so" "TypesConfig /dev/null"; }
+case_apache_event() { apache_case event "ThreadsPerChild 8" "MaxRequestWorkers 24"; }
