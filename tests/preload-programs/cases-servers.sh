@@ -111,3 +111,12 @@ CONF
 }
 case_apache_prefork() { apache_case prefork "LoadModule mime_module $SERVICES/usr/lib/apache2/modules/mod_mime.so" "TypesConfig /dev/null"; }
 case_apache_event() { apache_case event "ThreadsPerChild 8" "MaxRequestWorkers 24"; }
+
+# python_workers PORT MODULE ARGUMENT...
+python_workers() {
+    pages
+    serve server "$1" env "PYTHONPATH=$SERVICES/usr/lib/python3/dist-packages:$here/apps" "WWW=$PWD/www" python3 -m "${@:2}"
+    fetch_files "$1"
+    stop_server
+}
+case_gunicorn_sync() { python_workers 8011 gunicorn -w 2 -b "$ADDR:8011" files_wsgi:app; }
