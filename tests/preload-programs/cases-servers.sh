@@ -120,3 +120,4 @@ python_workers() {
     stop_server
 }
 case_gunicorn_sync() { python_workers 8011 gunicorn -w 2 -b "$ADDR:8011" files_wsgi:app; }
+case_gunicorn_gthread() { python_workers 8012 gunicorn -w 2 -k gthread --threads 4 -b "$ADDR:8012" files_wsgi:app; }
