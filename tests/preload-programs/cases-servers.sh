@@ -4,7 +4,7 @@
 
 lines() { [ "$(grep -c "$1" "$2")" -ge "$3" ]; }
 
-# reloads SIGNAL TEXT FILE FIRST STEP: three reloads during transfers whose client does not read, and beside many short ones. TEXT,
+# reloads SIGNAL TEXT FILE FIRST STEP [COUNT]: three reloads, or COUNT, during transfers whose client does not read, and beside many short ones. TEXT,
 # a line of FILE for each new worker, stands there FIRST times before, and STEP times more after each.
 reloads() {
     local i many slow=() pipe=() fd reader
@@ -18,7 +18,7 @@ reloads() {
     start_client many curl -sS --fail -H "Connection: close" -o 'part-#1' "http://$ADDR:8080/small?[1-100]"
     many=$started
     for i in 1 2 3 4; do until_true "transfer $i does not begin" test -s "headers$i"; done
-    for i in 1 2 3; do
+    for ((i = 1; i <= ${6:-3}; i++)); do
         kill "-$1" "$server"
         until_true "no worker after reload $i" lines "$2" "$3" $(($4 + i * $5))
     done
@@ -32,7 +32,7 @@ reloads() {
         wait "$reader"
         same www/large "large$i"
     done
-    fact "3 reloads during 4 transfers and 100 short connections"
+    fact "${6:-3} reloads during 4 transfers and 100 short connections"
 }
 
 nginx_reload_case() {
@@ -112,6 +112,19 @@ CONF
 case_apache_prefork() { apache_case prefork "LoadModule mime_module $SERVICES/usr/lib/apache2/modules/mod_mime.so" "TypesConfig /dev/null"; }
 case_apache_event() { apache_case event "ThreadsPerChild 8" "MaxRequestWorkers 24"; }
 
+# cluster PORT POLICY
+cluster() {
+    full=yes
+    pages
+    [ -e /usr/share/nodejs/acorn ] || cp -an "$SERVICES/usr/share/nodejs" /usr/share/
+    serve server "$1" "$SERVICES/usr/bin/node" "$here/apps/cluster.js" "$ADDR" "$1" "$2"
+    fetch_files "$1"
+    stop_server
+}
+case_node_cluster() { cluster 9013 rr; }
+# The workers listen, with a socket that the first process has bound.
+case_node_cluster_shared() { : >stays-tcp && cluster 9014 none; }
+
 # python_workers PORT MODULE ARGUMENT...
 python_workers() {
     pages
@@ -121,3 +134,73 @@ python_workers() {
 }
 case_gunicorn_sync() { python_workers 8011 gunicorn -w 2 -b "$ADDR:8011" files_wsgi:app; }
 case_gunicorn_gthread() { python_workers 8012 gunicorn -w 2 -k gthread --threads 4 -b "$ADDR:8012" files_wsgi:app; }
+# The workers listen, too.
+case_uvicorn_workers() {
+    : >stays-tcp
+    python_workers 8013 uvicorn --workers 2 --host "$ADDR" --port 8013 --loop asyncio --http h11 --log-level warning files_asgi:app
+}
+
+# The worker is another user in another root; reloads pass the listeners on.
+case_haproxy_reload() {
+    local nginx
+    nginx_port=8081 nginx_server "master_process off"
+    nginx=$server
+    mkdir empty
+    cat >haproxy.cfg <<CONF
+global
+    chroot $PWD/empty
+    user nobody
+    group nogroup
+    stats socket $PWD/stats level admin expose-fd listeners
+defaults
+    mode http
+    timeout connect 60s
+    timeout client 60s
+    timeout server 60s
+frontend front
+    bind $ADDR:8080
+    default_backend back
+backend back
+    server one $ADDR:8081
+CONF
+    # Its worker accepts.
+    : >stays-tcp
+    serve server 8080 haproxy -W -f haproxy.cfg
+    # It misses a second signal while it executes itself anew.
+    reloads USR2 'Loading success' server.err 1 1 1
+    stop_server
+    server=$nginx
+    stop_server
+}
+
+case_pgbouncer() {
+    local postgresql rows psql=$SERVICES/usr/lib/postgresql/15/bin/psql
+    postgresql_server
+    postgresql=$server
+    cat >pgbouncer.ini <<CONF
+[databases]
+postgres = host=$ADDR port=5432 user=postgres
+[pgbouncer]
+listen_addr = $ADDR
+listen_port = 6432
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+CONF
+    serve server 6432 "${as[@]}" "$SERVICES/usr/sbin/pgbouncer" pgbouncer.ini
+    { echo "create table texts (n int, body text);"
+        echo "insert into texts select n, repeat(md5(n::text), 100) from generate_series(1, 500) n;"; } >psql1.in
+    client psql1 "$psql" -h "$ADDR" -p 6432 -U postgres -v ON_ERROR_STOP=1 postgres
+    client psql2 "$psql" -h "$ADDR" -p 6432 -U postgres -Atc "select n, body from texts order by n" postgres
+    rows=$(awk -F'|' 'length($2) == 3200 && $1 == NR' psql2.out | wc -l)
+    [ "$rows" = 500 ] || fail "$rows of 500 rows"
+    pg pgbench -i -q -h "$ADDR" -p 6432 -U postgres postgres
+    client fill "${pg[@]}"
+    pg pgbench -n -c 4 -j 2 -t 25 -h "$ADDR" -p 6432 -U postgres postgres
+    client bench "${pg[@]}"
+    grep -q 'transactions actually processed: 100/100' bench.out || fail "pgbench: $(grep processed bench.out)"
+    stop_server
+    kill -INT "$postgresql"
+    finish "$postgresql"
+    fact "500 rows by psql, 100 transactions of pgbench with 4 clients, through pgbouncer"
+}

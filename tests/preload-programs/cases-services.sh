@@ -42,8 +42,7 @@ CONF
 pg() { pg=("${as[@]}" "$SERVICES/usr/lib/postgresql/15/bin/$1" "${@:2}"); }
 
 # A process for each client, and another user than root; 2 parallel workers share no socket.
-case_postgresql() {
-    local rows
+postgresql_server() {
     full=yes # pgbench waits by ppoll(2)
     mkdir database
     chown 65534 . database
@@ -52,6 +51,11 @@ case_postgresql() {
     echo 'host all all all trust' >>database/pg_hba.conf
     pg postgres -D database -h "$ADDR" -p 5432 -k "" -c fsync=off -c jit=off -c shared_buffers=16MB
     serve server 5432 "${pg[@]}"
+}
+
+case_postgresql() {
+    local rows
+    postgresql_server
     { echo "create table texts (n int, body text);"
         echo "insert into texts select n, repeat(md5(n::text), 100) from generate_series(1, 500) n;"; } >psql1.in
     client psql1 "$SERVICES/usr/lib/postgresql/15/bin/psql" -h "$ADDR" -U postgres -v ON_ERROR_STOP=1 postgres
