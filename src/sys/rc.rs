@@ -229,21 +229,18 @@ impl Waker {
         // SAFETY: PD and CQ are live; dropping the result destroys the QP before the CQ.
         let waker = Waker { qp: unsafe { verbs::create_qp_ex(context, &mut attr)? }, cq, is_over: false };
         waker.cq.arm()?;
-        let with_port = Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
-        waker.modify(verbs::ibv_qp_state::IBV_QPS_INIT, Mask::IBV_QP_STATE | with_port)?;
-        // SAFETY: the QP is live; the receive has no memory.
-        unsafe { post_recv(waker.qp, 0..1, |_| None)? };
-        waker.modify(verbs::ibv_qp_state::IBV_QPS_ERR, Mask::IBV_QP_STATE)?;
-        Ok(waker)
-    }
-
-    /// Any port will do: the QP sends nothing.
-    fn modify(&self, state: u32, mask: Mask) -> Result<()> {
         // SAFETY: all zeros are a value of the structure.
         let mut attr: verbs::ibv_qp_attr = unsafe { zeroed() };
-        (attr.qp_state, attr.port_num) = (state, 1);
-        // SAFETY: a live QP.
-        unsafe { verbs::modify_qp(self.qp, &mut attr, mask.0 as c_int) }
+        // Any port will do: the QP sends nothing.
+        (attr.qp_state, attr.port_num) = (verbs::ibv_qp_state::IBV_QPS_INIT, 1);
+        let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
+        // SAFETY: the QP is live; the receive has no memory.
+        unsafe {
+            verbs::modify_qp(waker.qp, &mut attr, mask.0 as c_int)?;
+            post_recv(waker.qp, 0..1, |_| None)?;
+            verbs::move_to_error(waker.qp)?;
+        }
+        Ok(waker)
     }
 
     /// Counts the event if it is this one.

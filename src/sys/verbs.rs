@@ -330,6 +330,18 @@ pub unsafe fn modify_qp(qp: NonNull<ibv_qp>, attr: &mut ibv_qp_attr, mask: c_int
     check(|| unsafe { ibv_modify_qp(qp.as_ptr(), attr, mask) })
 }
 
+/// Moves a QP to the error state: every work request completes with an error.
+///
+/// # Safety
+/// A live QP.
+pub unsafe fn move_to_error(qp: NonNull<ibv_qp>) -> Result<()> {
+    // SAFETY: all zeros are a value of the structure.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
+    // SAFETY: a live QP: guaranteed by the caller.
+    unsafe { modify_qp(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int) }
+}
+
 /// # Safety
 /// Valid attributes for ibv_create_srq_ex(3).
 pub unsafe fn create_srq_ex(

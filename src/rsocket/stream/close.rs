@@ -102,8 +102,8 @@ impl Stream {
         }
         if both {
             state.disconnect(None);
+            self.wake_all(&mut state);
         }
-        self.wake_all(&mut state);
         state
     }
 

@@ -243,14 +243,10 @@ impl QueuePair {
 
     /// Moves the QP to the error state: every work request completes with an error.
     pub fn move_to_error(&self) {
-        // SAFETY: the QP is live; all zeros are a valid value of the attributes.
-        unsafe {
-            let mut attr: verbs::ibv_qp_attr = zeroed();
-            attr.qp_state = verbs::ibv_qp_state::IBV_QPS_ERR;
-            // Fails for a QP that is in this state already, and after the removal of the device: no
-            // work request is outstanding then.
-            let _ = verbs::modify_qp(self.queue.qp, &mut attr, verbs::ibv_qp_attr_mask::IBV_QP_STATE.0 as i32);
-        }
+        // Fails for a QP that is in this state already, and after the removal of the device: no work
+        // request is outstanding then.
+        // SAFETY: the QP is live until `self` is dropped.
+        let _ = unsafe { verbs::move_to_error(self.queue.qp) };
     }
 
     /// Logs a failure that no call reports at once.
