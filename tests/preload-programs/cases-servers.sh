@@ -4,8 +4,9 @@
 
 lines() { [ "$(grep -c "$1" "$2")" -ge "$3" ]; }
 
-# reloads SIGNAL TEXT FILE FIRST STEP [COUNT]: three reloads, or COUNT, during transfers whose client does not read, and beside many short ones. TEXT,
-# a line of FILE for each new worker, stands there FIRST times before, and STEP times more after each.
+# reloads SIGNAL TEXT FILE FIRST STEP [COUNT]: three reloads, or COUNT, during transfers whose client does not read, and
+# beside many short ones. TEXT, a line of FILE for each new worker, stands there FIRST times before, and STEP times more
+# after each.
 reloads() {
     local i many slow=() pipe=() fd reader
     for i in 1 2 3 4; do
@@ -155,18 +156,9 @@ global
     user nobody
     group nogroup
     stats socket $PWD/stats level admin expose-fd listeners
-defaults
-    mode http
-    timeout connect 60s
-    timeout client 60s
-    timeout server 60s
-frontend front
-    bind $ADDR:8080
-    default_backend back
-backend back
-    server one $ADDR:8081
+$(haproxy_config)
 CONF
-    # Its worker accepts.
+    # haproxy's default is SO_REUSEPORT.
     : >stays-tcp
     serve server 8080 haproxy -W -f haproxy.cfg
     # It misses a second signal while it executes itself anew.
@@ -177,7 +169,7 @@ CONF
 }
 
 case_pgbouncer() {
-    local postgresql rows psql=$SERVICES/usr/lib/postgresql/15/bin/psql
+    local postgresql
     postgresql_server
     postgresql=$server
     cat >pgbouncer.ini <<CONF
@@ -191,17 +183,7 @@ auth_type = any
 pool_mode = transaction
 CONF
     serve server 6432 "${as[@]}" "$SERVICES/usr/sbin/pgbouncer" pgbouncer.ini
-    { echo "create table texts (n int, body text);"
-        echo "insert into texts select n, repeat(md5(n::text), 100) from generate_series(1, 500) n;"; } >psql1.in
-    client psql1 "$psql" -h "$ADDR" -p 6432 -U postgres -v ON_ERROR_STOP=1 postgres
-    client psql2 "$psql" -h "$ADDR" -p 6432 -U postgres -Atc "select n, body from texts order by n" postgres
-    rows=$(awk -F'|' 'length($2) == 3200 && $1 == NR' psql2.out | wc -l)
-    [ "$rows" = 500 ] || fail "$rows of 500 rows"
-    pg pgbench -i -q -h "$ADDR" -p 6432 -U postgres postgres
-    client fill "${pg[@]}"
-    pg pgbench -n -c 4 -j 2 -t 25 -h "$ADDR" -p 6432 -U postgres postgres
-    client bench "${pg[@]}"
-    grep -q 'transactions actually processed: 100/100' bench.out || fail "pgbench: $(grep processed bench.out)"
+    postgresql_clients 6432
     stop_server
     kill -INT "$postgresql"
     finish "$postgresql"

@@ -5,13 +5,9 @@
 # Words before a command that run it as a user without rights: postgres refuses root.
 as=(setpriv --reuid=65534 --regid=65534 --clear-groups)
 
-# haproxy in front of nginx, both on the server's library, so that they use RDMA also where curl does not.
-case_haproxy() {
-    local proxy bytes=2000000
-    : >servers-by-rdma
-    nginx_port=8081 nginx_server "master_process off"
-    proxy=$server
-    cat >haproxy.cfg <<CONF
+# A proxy at port 8080, with nginx behind it at 8081.
+haproxy_config() {
+    cat <<CONF
 defaults
     mode http
     timeout connect 60s
@@ -23,6 +19,16 @@ frontend front
 backend back
     server one $ADDR:8081
 CONF
+}
+
+# haproxy in front of nginx, both on the server's library, so that they use RDMA also where curl does not; without
+# SO_REUSEPORT, haproxy's default, whose listeners are TCP's (haproxy_reload).
+case_haproxy() {
+    local proxy bytes=2000000
+    : >servers-by-rdma
+    nginx_port=8081 nginx_server "master_process off"
+    proxy=$server
+    { printf '%s\n' global '    noreuseport' && haproxy_config; } >haproxy.cfg
     serve server 8080 haproxy -db -f haproxy.cfg
     head -c 500000 www/large >www/middle
     client curl1 curl -sS --fail -o one "http://$ADDR:8080/middle" -o two "http://$ADDR:8080/small"
@@ -53,20 +59,25 @@ postgresql_server() {
     serve server 5432 "${pg[@]}"
 }
 
-case_postgresql() {
-    local rows
-    postgresql_server
+# postgresql_clients PORT: 500 rows by psql, 100 transactions by pgbench.
+postgresql_clients() {
+    local rows psql=$SERVICES/usr/lib/postgresql/15/bin/psql
     { echo "create table texts (n int, body text);"
         echo "insert into texts select n, repeat(md5(n::text), 100) from generate_series(1, 500) n;"; } >psql1.in
-    client psql1 "$SERVICES/usr/lib/postgresql/15/bin/psql" -h "$ADDR" -U postgres -v ON_ERROR_STOP=1 postgres
-    client psql2 "$SERVICES/usr/lib/postgresql/15/bin/psql" -h "$ADDR" -U postgres -Atc "select n, body from texts order by n" postgres
+    client psql1 "$psql" -h "$ADDR" -p "$1" -U postgres -v ON_ERROR_STOP=1 postgres
+    client psql2 "$psql" -h "$ADDR" -p "$1" -U postgres -Atc "select n, body from texts order by n" postgres
     rows=$(awk -F'|' 'length($2) == 3200 && $1 == NR' psql2.out | wc -l)
     [ "$rows" = 500 ] || fail "$rows of 500 rows"
-    pg pgbench -i -q -h "$ADDR" -U postgres postgres
+    pg pgbench -i -q -h "$ADDR" -p "$1" -U postgres postgres
     client fill "${pg[@]}"
-    pg pgbench -n -c 4 -j 2 -t 25 -h "$ADDR" -U postgres postgres
+    pg pgbench -n -c 4 -j 2 -t 25 -h "$ADDR" -p "$1" -U postgres postgres
     client bench "${pg[@]}"
     grep -q 'transactions actually processed: 100/100' bench.out || fail "pgbench: $(grep processed bench.out)"
+}
+
+case_postgresql() {
+    postgresql_server
+    postgresql_clients 5432
     kill -INT "$server"
     finish_server server
     payload 3000000
