@@ -87,6 +87,12 @@ impl Stream {
     /// as with the reference, and with `EINVAL` after rshutdown(3).
     pub fn accept(&self) -> Result<Arc<Stream>> {
         let mut state = self.enter()?;
+        if let Phase::Listening(listening) = &mut state.phase
+            && listening.accepts()
+        {
+            answer_waiting(state);
+            state = self.enter()?;
+        }
         let mut wait = Wait::after(state.options.receive_timeout);
         loop {
             if let Phase::Listening(listening) = &mut state.phase
@@ -146,7 +152,8 @@ impl Stream {
             return;
         }
         self.notify_ready(listening.make_established_ready());
-        if let Some(time) = listening.next_eviction(Instant::now()) {
+        let now = Instant::now();
+        if let Some(time) = listening.answers_later(now).or_else(|| listening.next_eviction(now)) {
             return set_listener_timer(state, time);
         }
         // As with TCP, whose clients ask again until there is space. raccept(3) and rlisten(3) make

@@ -30,6 +30,10 @@ const MIN_WAITING_LIMIT: usize = 1024;
 /// Number of turns in which requests are read without answering one.
 const MAX_READING_TURNS: u32 = 8;
 
+/// How long requests wait after rlisten(3) if raccept(3) was not called yet. Programs set the options
+/// of their connections after rlisten(3) as well: the reference answers requests in raccept(3).
+const OPTIONS_TIME: Duration = Duration::from_millis(20);
+
 /// How long a connection in the handshake keeps its slot if others wait for one. Its peer may be
 /// connected from its own point of view, with its last message on the way.
 const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(250);
@@ -99,6 +103,8 @@ pub(super) trait Handshake {
 /// A listener's unaccepted connections.
 pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     backlog: usize,
+    /// When the first request may be answered, until raccept(3) is called.
+    answers_from: Option<Instant>,
     /// Requests that were not answered yet, oldest first.
     waiting: VecDeque<R>,
     /// Number of turns since the last answer.
@@ -117,6 +123,7 @@ impl<S: Handshake, R> Listening<S, R> {
     pub fn new(backlog: usize, entry: Option<socket_table::Entry>) -> Listening<S, R> {
         Listening {
             backlog,
+            answers_from: Some(Instant::now() + OPTIONS_TIME),
             waiting: VecDeque::new(),
             reading_turns: 0,
             starved: None,
@@ -128,6 +135,17 @@ impl<S: Handshake, R> Listening<S, R> {
 
     pub fn set_backlog(&mut self, backlog: usize) {
         self.backlog = backlog;
+    }
+
+    /// raccept(3) is called. Returns whether requests were waiting for that.
+    pub fn accepts(&mut self) -> bool {
+        self.answers_from.take().is_some() && self.has_waiting()
+    }
+
+    /// Returns when requests may be answered, if that is later than `now`.
+    pub fn answers_later(&mut self, now: Instant) -> Option<Instant> {
+        self.answers_from = self.answers_from.filter(|&time| time > now);
+        self.answers_from
     }
 
     /// Adds a request to those that wait for an answer. The oldest one is rejected if there are too
@@ -387,6 +405,18 @@ mod tests {
             assert!(evicted.is_none() && listening.add_pending(Arc::clone(peer), slot).is_none());
         }
         (listening, peers)
+    }
+
+    #[test]
+    fn requests_wait_for_options_until_raccept() {
+        let begun = Instant::now();
+        let mut listening = Fixture::new(2, None);
+        let until = listening.answers_later(begun).unwrap();
+        assert!(until >= begun + OPTIONS_TIME && listening.answers_later(until).is_none());
+        let mut listening = Fixture::new(2, None);
+        listening.add_waiting(1);
+        assert!(listening.accepts() && listening.answers_later(begun).is_none() && !listening.accepts());
+        assert!(!Fixture::new(2, None).accepts());
     }
 
     #[test]

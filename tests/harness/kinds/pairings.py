@@ -21,7 +21,7 @@ CASES = f""". {TOP}/tests/programs/case-list.sh; define_cases
         row=("${{case_names[i]}}" "${{case_groups[i]}}" "${{case_expect[i]}}" "${{case_client[i]%% *}}")
         (IFS=$'\\t'; echo "${{row[*]}}")
     done"""
-ERROR = re.compile("unable|fail|error|not supported|invalid|refused|differ", re.I)
+ERROR = re.compile("unable|cannot|fail|error|not supported|invalid|refused|broken|differ", re.I)
 # Lines that differ between runs are left out: rping's client prints its DISCONNECTED event or exits
 # before it, and then the message that its worker was waiting for; it reports TIMEWAIT_EXIT, which comes early on
 # the virtual InfiniBand adapters, if the id is still there; cmtime's tables of times.
