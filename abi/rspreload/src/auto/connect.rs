@@ -13,9 +13,9 @@ use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize};
 
 use libc::{
-    EACCES, EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EAGAIN, ECONNREFUSED, EINPROGRESS, EINVAL, EMFILE, ENFILE,
-    ENOBUFS, ENOMEM, EPERM, ETIMEDOUT, F_SETFL, O_NONBLOCK, POLLOUT, SOL_SOCKET, epoll_event, pollfd, sockaddr,
-    socklen_t,
+    EACCES, EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, EINPROGRESS,
+    EINVAL, EMFILE, ENFILE, ENOBUFS, ENOMEM, EPERM, ETIMEDOUT, F_SETFL, O_NONBLOCK, POLLOUT, SOL_SOCKET, epoll_event,
+    pollfd, sockaddr, socklen_t,
 };
 
 use super::log::Reason;
@@ -226,10 +226,10 @@ pub fn report_success(inner: c_int, to: &Name) {
 pub fn ended(to: &Name, error: c_int) -> Reason {
     match error {
         ECONNREFUSED => Reason::Rejected,
-        // This end has no port, fitting address, descriptor, memory or permission. Of the host that
-        // says nothing.
-        EADDRINUSE | EADDRNOTAVAIL | EAFNOSUPPORT | EINVAL | EMFILE | ENFILE | ENOMEM | ENOBUFS | EAGAIN | EPERM
-        | EACCES => Reason::Failed(error),
+        // This end has no port, fitting address, descriptor, memory or permission: of the host that
+        // says nothing. Or the host has answered, and a server that is ending has closed then.
+        ECONNRESET | ECONNABORTED | EADDRINUSE | EADDRNOTAVAIL | EAFNOSUPPORT | EINVAL | EMFILE | ENFILE | ENOMEM
+        | ENOBUFS | EAGAIN | EPERM | EACCES => Reason::Failed(error),
         ETIMEDOUT => {
             route::remember(Subject::Host(to.address()), Outcome::Silent);
             Reason::Silent
@@ -527,5 +527,24 @@ pub fn in_child() {
             slot.free();
         }
         open_fds::close(slot.done.swap(0, SeqCst) - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_is_not_silence() {
+        let remembered = |number, error| {
+            let to = Name::new(Ipv4Addr::new(203, 0, 113, number).into(), 1);
+            ended(&to, error);
+            route::find(Subject::Host(to.address()))
+        };
+        let silent = Some(Outcome::Silent);
+        assert_eq!([ECONNRESET, ECONNREFUSED, EMFILE].map(|error| remembered(1, error)), [None; 3]);
+        assert_eq!([ETIMEDOUT, libc::EHOSTUNREACH].map(|error| remembered(2, error)), [silent; 2]);
     }
 }
