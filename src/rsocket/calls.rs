@@ -12,7 +12,7 @@ use super::dgram::Dgram;
 pub use super::dgram::ReceivedMessage;
 use super::epoll::Epoll;
 use super::forks;
-use super::growth_budget;
+use super::pinned_budget;
 use super::poll;
 use super::pollable::{Lookup, Pollable};
 use super::reactor;
@@ -88,7 +88,7 @@ fn stream(fd: c_int) -> Result<Arc<Stream>> {
 
 fn register(fd: c_int, object: Object) -> Result<c_int> {
     HAS_HAD_SOCKETS.store(true, Ordering::Relaxed);
-    growth_budget::set_reclaim(&RECLAIM);
+    pinned_budget::set_reclaim(&RECLAIM);
     // A previous object under this number was closed with close(2) only. It is leaked: dropping it
     // would close the number, which belongs to the new object now, and destroy its kernel object.
     mem::forget(TABLE.insert(fd, try_arc(object)?)?);

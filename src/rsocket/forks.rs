@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use super::{calls, growth_budget, reactor, socket_table, stream};
+use super::{calls, pinned_budget, reactor, socket_table, stream};
 use crate::cm;
 use crate::errno::{Errno, Result};
 use crate::sys::atfork::{self, Handlers, Layer};
@@ -39,7 +39,7 @@ fn in_parent() {
 
 fn in_child() {
     library_fds::in_child();
-    growth_budget::in_child();
+    pinned_budget::in_child();
     socket_table::in_child();
     stream::in_child();
     // SAFETY: the child of a fork() has one thread until its handlers have run.

@@ -10,7 +10,7 @@ pub mod epoll;
 mod fake;
 mod flow;
 pub mod forks;
-mod growth_budget;
+mod pinned_budget;
 pub mod poll;
 mod poll_waiter;
 pub mod pollable;

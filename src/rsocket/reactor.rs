@@ -35,9 +35,9 @@ pub trait Service: Send + Sync {
     fn expired(self: Arc<Self>, _key: Key) -> bool {
         true
     }
-    /// The descriptor that [`watch_once`] or [`watch_later`] was called for is readable. Never
+    /// The descriptor that [`watch_channel`] or [`watch_channel_later`] was called for is readable. Never
     /// blocks. Returns false if the service is busy: it is called again after a pause.
-    fn second_is_readable(self: Arc<Self>) -> bool {
+    fn on_channel_readable(self: Arc<Self>) -> bool {
         true
     }
 }
@@ -141,14 +141,14 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 /// Also watches `fd`, which stays open until [`unregister`], until it is readable the next time. A
 /// registration has one such descriptor. Fails with `EAGAIN` if another thread keeps the reactor's
 /// lock, and with `EBADF` if the thread or the registration does not exist.
-pub fn watch_once(key: Key, fd: c_int) -> Result<()> {
+pub fn watch_channel(key: Key, fd: c_int) -> Result<()> {
     let mut guard = lock_within(SHORT_TIMEOUT)?;
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     reactor.watch_second(key, fd)
 }
 
-/// As [`watch_once`], from `delay` on.
-pub fn watch_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
+/// As [`watch_channel`], from `delay` on.
+pub fn watch_channel_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     let mut guard = lock_within(SHORT_TIMEOUT)?;
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;

@@ -3,8 +3,8 @@
 
 pub mod alloc;
 pub mod atfork;
+pub mod c_alloc;
 pub mod cancel;
-pub mod cbox;
 pub mod chardev;
 pub mod clock;
 pub mod doorbell;

@@ -33,7 +33,7 @@ use crate::memory::Plain;
 use crate::sockets::{self, Name, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::without_cancel;
-use crate::transition::{self, MAPPED, Way};
+use crate::transition::{self, Intent, MAPPED};
 use crate::{config, errno, next_symbol, process, rsocket, rsocket_abi};
 
 pub use crate::config::is_automatic_mode as is_on;
@@ -44,8 +44,8 @@ pub use listeners::{hold, release};
 
 /// A call is about to use a number whose attempt is under way. Returns the errno with which a call
 /// fails that does not wait.
-pub fn resolve_attempt(fd: c_int, entry: Entry, way: Way) -> Result<(), c_int> {
-    if way == Way::Shutdown {
+pub fn resolve_attempt(fd: c_int, entry: Entry, way: Intent) -> Result<(), c_int> {
+    if way == Intent::Shutdown {
         end_attempt(fd, entry);
     } else if way.waits() && crate::tcp::is_blocking(fd) {
         errno::keeping(|| transition::wait_for_change(fd, entry));
@@ -198,8 +198,8 @@ pub fn before_wait(entry: Entry) {
 }
 
 /// A call is about to move data over such a number, or to shut it down.
-pub fn before_use(entry: Entry, way: Way) {
-    if entry.kind == Kind::Listener && way == Way::Shutdown {
+pub fn before_use(entry: Entry, way: Intent) {
+    if entry.kind == Kind::Listener && way == Intent::Shutdown {
         listeners::stop(entry);
     } else {
         before_wait(entry);

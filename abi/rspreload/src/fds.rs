@@ -5,7 +5,7 @@ use core::ffi::c_int;
 
 use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
-use crate::transition::Way;
+use crate::transition::Intent;
 use crate::{auto, epoll, errno, fork, next_symbol, open_fds, process, rsocket};
 
 /// What a number of the program is.
@@ -23,7 +23,7 @@ pub enum Fd {
     Connecting(Entry),
     /// A descriptor of the kernel's that automatic mode knows: a listener, or a socket whose data
     /// is forwarded.
-    Known(Entry),
+    Tracked(Entry),
 }
 
 impl Fd {
@@ -42,7 +42,7 @@ impl From<Entry> for Fd {
             Kind::Pending => Fd::Pending(entry),
             Kind::Epoll => Fd::Epoll,
             Kind::Connecting => Fd::Connecting(entry),
-            Kind::Listener | Kind::Forwarded => Fd::Known(entry),
+            Kind::Listener | Kind::Forwarded => Fd::Tracked(entry),
         }
     }
 }
@@ -69,16 +69,16 @@ pub fn data_at_once(fd: c_int) -> Option<Target> {
 
 /// Where a call goes that moves data or shuts down. Such a call decides what a pending socket is.
 #[inline(always)]
-pub fn data(fd: c_int, way: Way) -> Target {
+pub fn data(fd: c_int, way: Intent) -> Target {
     data_at_once(fd).unwrap_or_else(|| decide(fd, way))
 }
 
 #[cold]
 #[inline(never)]
-fn decide(fd: c_int, way: Way) -> Target {
+fn decide(fd: c_int, way: Intent) -> Target {
     match Fd::of(fd) {
         Fd::Kernel | Fd::Epoll => Target::Kernel,
-        Fd::Known(entry) => {
+        Fd::Tracked(entry) => {
             auto::before_use(entry, way);
             Target::Kernel
         }

@@ -22,7 +22,7 @@ use libc::{EAGAIN, EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
 use crate::thread::without_cancel;
-use crate::transition::{self, Way};
+use crate::transition::{self, Intent};
 use crate::{config, errno, next_symbol, open_fds, rsocket, tcp};
 
 /// Whether a new socket is to be pending. `kind` is without flags.
@@ -56,7 +56,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c
 
 /// A call is about to use a pending socket: decides what it is. Returns the rsocket that it is from
 /// now on, or `None` if the call is the kernel's, or the errno with which the call fails.
-pub fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
+pub fn resolve_pending(fd: c_int, entry: Entry, way: Intent) -> Result<Option<c_int>, c_int> {
     errno::keeping(|| decide_pending(fd, entry, way))
 }
 
@@ -67,7 +67,7 @@ pub fn resolve_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int
 /// Returns the rsocket, or `None` if the TCP socket itself is to be polled; [`after_poll`] is then
 /// to be called if the socket is still pending.
 pub fn resolve_for_poll(fd: c_int, entry: Entry) -> Option<c_int> {
-    errno::keeping(|| decide_pending(fd, entry, Way::ReceiveNow)).unwrap_or(None)
+    errno::keeping(|| decide_pending(fd, entry, Intent::ReceiveNow)).unwrap_or(None)
 }
 
 /// A pending socket that was polled is ready. Returns true if that was for the peer's word only: it
@@ -77,7 +77,7 @@ pub fn after_poll(fd: c_int, revents: c_short) -> bool {
     if revents & libc::POLLIN == 0 || Role::of(entry) == Role::Fresh {
         return false;
     }
-    let _ = errno::keeping(|| decide_pending(fd, entry, Way::ReceiveNow));
+    let _ = errno::keeping(|| decide_pending(fd, entry, Intent::ReceiveNow));
     table::get(fd) != Some(entry)
 }
 
@@ -161,7 +161,7 @@ pub enum Outcome {
 }
 
 /// As [`resolve_pending`].
-fn decide_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_int> {
+fn decide_pending(fd: c_int, entry: Entry, way: Intent) -> Result<Option<c_int>, c_int> {
     let mut seen = Some(entry);
     loop {
         let decisions = transition::count();
@@ -179,14 +179,14 @@ fn decide_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_
             seen = table::get(fd);
             continue;
         }
-        if !is_busy(entry) && role != Role::Passive && way == Way::Receive {
+        if !is_busy(entry) && role != Role::Passive && way == Intent::Receive {
             // For the peer's word or data, as the program's recv(2) would: with its flags, its
             // time-out and its signals. Not as the deciding thread, because another thread may want
             // to send.
             tcp::peek(fd, &mut [0], 0)?;
         }
         match begin(fd, entry, way) {
-            Some(Err(EAGAIN)) if way == Way::Receive => {}
+            Some(Err(EAGAIN)) if way == Intent::Receive => {}
             Some(result) => return result,
             None => {}
         }
@@ -195,7 +195,7 @@ fn decide_pending(fd: c_int, entry: Entry, way: Way) -> Result<Option<c_int>, c_
 }
 
 /// Decides if no other thread does. `None` means that the table's entry is to be read again.
-fn begin(fd: c_int, entry: Entry, way: Way) -> Option<Result<Option<c_int>, c_int>> {
+fn begin(fd: c_int, entry: Entry, way: Intent) -> Option<Result<Option<c_int>, c_int>> {
     // A cancelled thread would leave the socket busy. Decisions have a time-out.
     without_cancel(|_| {
         let busy = Entry { flags: entry.flags | BUSY, ..entry };
@@ -206,7 +206,7 @@ fn begin(fd: c_int, entry: Entry, way: Way) -> Option<Result<Option<c_int>, c_in
 }
 
 /// Decides, as the only thread that does, and leaves the final entry in the table.
-fn decide(fd: c_int, busy: Entry, way: Way) -> Result<Option<c_int>, c_int> {
+fn decide(fd: c_int, busy: Entry, way: Intent) -> Result<Option<c_int>, c_int> {
     let tcp = open_fds::duplicate(fd);
     let outcome = match Role::of(busy) {
         _ if tcp < 0 => Outcome::Tcp,

@@ -86,7 +86,7 @@ pub fn announce() {
 
 /// What a call is about to do with a socket that is not decided yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum Intent {
     /// Sends: must not wait for ever for a word that may not come.
     Send,
     /// Sends what there is room for (MSG_DONTWAIT).
@@ -99,15 +99,15 @@ pub enum Way {
     ReceiveNow,
 }
 
-impl Way {
+impl Intent {
     /// Whether the call waits if the socket is a blocking one.
     pub fn waits(self) -> bool {
-        !matches!(self, Way::ReceiveNow | Way::SendNow)
+        !matches!(self, Intent::ReceiveNow | Intent::SendNow)
     }
 
     /// Whether the call sends, or ends sending.
     pub fn sends(self) -> bool {
-        matches!(self, Way::Send | Way::SendNow | Way::Shutdown)
+        matches!(self, Intent::Send | Intent::SendNow | Intent::Shutdown)
     }
 }
 

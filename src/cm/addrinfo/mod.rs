@@ -16,8 +16,8 @@ use crate::acm::addr::Gid;
 use crate::acm::wire::{Answer, Query};
 use crate::errno::{Errno, Result};
 use crate::ffi::RAI_PASSIVE;
+use crate::sys::c_alloc::CBytes;
 use crate::sys::cancel;
-use crate::sys::cbox::CBytes;
 use crate::sys::ucma::{Service, ServiceRecord};
 
 mod dns;

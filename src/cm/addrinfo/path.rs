@@ -6,7 +6,7 @@ use crate::acm::ip_header;
 use crate::acm::wire::{Answer, PATH_RECORD_LEN, Path, Query};
 use crate::errno::Result;
 use crate::ffi::{RAI_NOROUTE, RAI_NUMERICHOST};
-use crate::sys::cbox::CBytes;
+use crate::sys::c_alloc::CBytes;
 use crate::sys::sockaddr::AF_IB;
 
 use super::list::Entry;

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::Violation;
 use crate::errno::{Errno, Result};
 use crate::rsocket::wire::Region;
-use hold::Row;
+use hold::Burst;
 
 /// A stream is writable while at least this much of its send buffer is free, in bytes.
 const LOW_WATER: u32 = 2048;
@@ -102,7 +102,7 @@ pub struct Sender {
     unsignaled_bytes: u32,
     /// Sending has to wait for send completions: see [`is_short`](Self::is_short).
     is_short: bool,
-    row: Row,
+    burst: Burst,
 }
 
 impl SendLimits {
@@ -138,7 +138,7 @@ impl Sender {
             unsignaled_entries: 0,
             unsignaled_bytes: 0,
             is_short: false,
-            row: Row::new(),
+            burst: Burst::new(),
         };
         sender.note_space();
         Ok(sender)
@@ -255,7 +255,7 @@ impl Sender {
     #[inline]
     pub fn take(&mut self, chunk: &Chunk, inline: bool) -> (u64, bool) {
         debug_assert!(self.held() == 0);
-        self.row.count();
+        self.burst.count();
         self.target.addr = self.target.addr.wrapping_add(u64::from(chunk.len));
         self.target.length -= chunk.len;
         self.sent = self.sent.wrapping_add(1);
@@ -328,7 +328,7 @@ impl Sender {
     /// it is used up.
     #[inline]
     fn is_signal_due(&self) -> bool {
-        self.unsignaled_entries >= self.limits.sq_entries / 4 || self.is_in_row()
+        self.unsignaled_entries >= self.limits.sq_entries / 4 || self.is_in_burst()
     }
 
     /// Fast path of [`plan`](Self::plan) and [`take`](Self::take), for `len` bytes inline if
@@ -342,7 +342,7 @@ impl Sender {
             return None;
         }
         let (addr, rkey) = (self.target.addr, self.target.rkey);
-        self.row.count();
+        self.burst.count();
         self.target.addr = addr.wrapping_add(u64::from(len));
         self.target.length -= len;
         self.sent = self.sent.wrapping_add(1);

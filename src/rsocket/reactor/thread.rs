@@ -128,7 +128,7 @@ fn serve(number: usize, event: &libc::epoll_event) {
         reactor.is_waiting = false;
         reactor.registrations.get(&key).map(|registration| registration.service.clone())
     });
-    if service.is_some_and(|service| !service.second_is_readable()) {
+    if service.is_some_and(|service| !service.on_channel_readable()) {
         with(number, |reactor| {
             reactor.watch_again(key);
             Some(())

@@ -213,7 +213,7 @@ impl Stream {
             connection.flush_qp();
             return state.schedule_check();
         }
-        if self.is_kept(&state) || state.is_being_detached() {
+        if self.is_used_unlocked(&state) || state.is_being_detached() {
             return state.schedule_check();
         }
         // The worker releases the connection, with commands that may block. The process

@@ -54,7 +54,7 @@ impl Stream {
             return Received::Unusual;
         }
         let Some(connection) = state.connection.as_deref_mut() else { return Received::Unusual };
-        if connection.turn_to_receive(thread) {
+        if connection.flush_before_read(thread) {
             return Received::Unusual;
         }
         // Poll for new data, unless the buffered data is enough for the whole call, or the call
@@ -141,7 +141,7 @@ impl Stream {
         let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
         let nonblocking = state.returns_at_once(flags);
         let mut done = 0;
-        self.turn_to_receive(&mut state);
+        self.flush_before_read(&mut state);
         loop {
             state = self.wait_for_reader(state);
             state.check_connected(nonblocking)?;
@@ -201,19 +201,19 @@ impl Stream {
         let Some(connection) = state.connection.as_deref_mut().filter(|connection| connection.takes_inline(len)) else {
             return false;
         };
-        connection.sends_from(thread);
+        connection.set_sender_thread(thread);
         // SAFETY: `data` is readable for `len` bytes: guaranteed by the caller; an inline length
         // fits an isize.
         let data = unsafe { slice::from_raw_parts(data.as_ptr(), len) };
-        if connection.is_in_row() { self.send_in_row(&mut state, data) } else { connection.send_inline(data) }
+        if connection.is_in_burst() { self.send_in_burst(&mut state, data) } else { connection.send_inline(data) }
     }
 
     /// [`send_at_once`](Self::send_at_once) for data that may have to be held.
     #[inline(never)]
-    fn send_in_row(&self, state: &mut State, data: &[u8]) -> bool {
+    fn send_in_burst(&self, state: &mut State, data: &[u8]) -> bool {
         let Some(connection) = &mut state.connection else { return false };
         if connection.hold(data) {
-            held::attend(self, state);
+            held::ensure_flush_scheduled(self, state);
             return true;
         }
         connection.send_held();
@@ -251,7 +251,7 @@ impl Stream {
         let mut polled = false;
         let thread = state.holder();
         if let Some(connection) = &mut state.connection {
-            connection.sends_from(thread);
+            connection.set_sender_thread(thread);
         }
         loop {
             match self.until_writable(state, nonblocking, &mut wait, done, total)? {
@@ -433,7 +433,7 @@ impl Stream {
             _ => connection.send_gathered(unsafe { Gather::new(buffers, skip, len) }, skip > 0),
         };
         let failure = connection.failure();
-        held::attend(self, state);
+        held::ensure_flush_scheduled(self, state);
         match (sent, failure) {
             (Ok(sent), _) => (sent, None),
             (Err(_), Some(_)) => (0, None),
@@ -633,7 +633,7 @@ impl Stream {
 
 impl Stream {
     /// Returns whether the connection must not be dropped: a thread uses it without the lock.
-    pub(super) fn is_kept(&self, state: &State) -> bool {
+    pub(super) fn is_used_unlocked(&self, state: &State) -> bool {
         state.connection.as_ref().is_some_and(|connection| connection.is_in_use())
     }
 }
@@ -674,7 +674,7 @@ impl Posts for Stream {
     }
 
     fn is_in_use(&self, state: &mut State) -> bool {
-        self.is_kept(state)
+        self.is_used_unlocked(state)
     }
 
     fn is_closing(state: &State) -> bool {

@@ -25,7 +25,7 @@ pub(super) trait HoldsData: EventSource {
 
 /// If data is held, makes sure that it is sent when the earlier messages have arrived.
 #[inline]
-pub(super) fn attend<S: HoldsData>(stream: &S, state: &mut S::State) {
+pub(super) fn ensure_flush_scheduled<S: HoldsData>(stream: &S, state: &mut S::State) {
     if S::has_held(state) {
         attend_now(stream, state);
     }

@@ -8,7 +8,7 @@ use super::{Phase, State, Stream};
 use crate::cm;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
-use crate::rsocket::growth_budget;
+use crate::rsocket::pinned_budget;
 use crate::rsocket::wire::{Mapping, Region};
 use crate::sys::alloc::try_push;
 use crate::sys::rc::MemoryRegion;
@@ -172,7 +172,7 @@ impl Stream {
         let pd = domain.pd();
         // SAFETY: the PD is dropped after the mappings (`State::release`); the memory stays mapped:
         // guaranteed by the caller.
-        let memory = growth_budget::with_memory(|| unsafe { MemoryRegion::of(pd, start, len, remote) })?;
+        let memory = pinned_budget::with_memory(|| unsafe { MemoryRegion::of(pd, start, len, remote) })?;
         let entry = if remote { Entry::Wanted } else { Entry::Local };
         let mapped = Mapped { start: address, len, offset: offset as u64, memory: Some(memory), entry };
         try_push(&mut state.mappings.list, mapped)?;

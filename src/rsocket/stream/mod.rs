@@ -243,8 +243,8 @@ impl Stream {
         if outcome.any {
             self.changed.notify();
         }
-        held::attend(self, state);
-        starting::attend(self, state);
+        held::ensure_flush_scheduled(self, state);
+        starting::ensure_armed(self, state);
         outcome.any
     }
 

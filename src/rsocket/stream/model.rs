@@ -290,7 +290,7 @@ impl Stream {
         let mut state = self.lock();
         state.held = self.must_hold(&mut state);
         if state.held {
-            held::attend(self, &mut state);
+            held::ensure_flush_scheduled(self, &mut state);
         } else {
             self.all_sent.raise();
         }

@@ -118,7 +118,7 @@ impl Stream {
     #[inline]
     fn look(&self, state: &mut Guard<'_>, wanted: c_short) -> c_short {
         if wanted & IN != 0 {
-            self.turn_to_receive(state);
+            self.flush_before_read(state);
         }
         self.process_completions(state);
         state.wanted(wanted)
@@ -164,7 +164,7 @@ impl Pollable for Stream {
         }
         let Some(mut state) = self.lock_to_poll() else { return false };
         if wanted & IN != 0 {
-            self.turn_to_receive(&mut state);
+            self.flush_before_read(&mut state);
         }
         state.wanted(wanted) != 0 || self.process_completions(&mut state) && state.wanted(wanted) != 0
     }
@@ -175,7 +175,7 @@ impl Pollable for Stream {
         }
         let Some(mut state) = self.lock_to_poll() else { return 0 };
         if wanted & IN != 0 {
-            self.turn_to_receive(&mut state);
+            self.flush_before_read(&mut state);
         }
         if channel_leader::may_lead::<Stream>(&mut state) {
             channel_leader::arm(self, &mut state);

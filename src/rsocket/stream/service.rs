@@ -13,7 +13,7 @@ use super::connection::Unconnected;
 use super::{Guard, Phase, State, Stream, held};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
-use crate::rsocket::growth_budget;
+use crate::rsocket::pinned_budget;
 use crate::rsocket::reactor::{self, Key, LOCK_TIMEOUT, Service};
 use crate::sys::alloc::try_box;
 
@@ -43,9 +43,9 @@ impl Service for Stream {
             }
             // A call of rclose(3) that is in progress releases its stream itself.
             Phase::Closed if state.release_due => {
-                let is_kept = self.is_kept(&state);
+                let is_used_unlocked = self.is_used_unlocked(&state);
                 let mut connection = state.connection.iter();
-                if is_kept || connection.any(|connection| connection.channel.leadership.has_leader()) {
+                if is_used_unlocked || connection.any(|connection| connection.channel.leadership.has_leader()) {
                     return false;
                 }
                 state.release();
@@ -56,7 +56,7 @@ impl Service for Stream {
         true
     }
 
-    fn second_is_readable(self: Arc<Self>) -> bool {
+    fn on_channel_readable(self: Arc<Self>) -> bool {
         held::channel_is_readable(&*self)
     }
 }
@@ -148,6 +148,6 @@ impl State {
     pub(super) fn make_unconnected(&mut self) -> Result<Box<Unconnected>> {
         self.domain()?;
         let (id, domain) = self.id.as_ref().zip(self.domain.as_ref()).ok_or(Errno::EBADF)?;
-        try_box(growth_budget::with_memory(|| Unconnected::new(id, domain, &self.options))?)
+        try_box(pinned_budget::with_memory(|| Unconnected::new(id, domain, &self.options))?)
     }
 }

@@ -23,7 +23,7 @@ pub(super) trait Starts: HoldsData {
 /// If the connection is new, makes sure that the peer's next message is noticed. Called whenever an
 /// event of the channel may have been read.
 #[inline]
-pub(super) fn attend<S: Starts>(stream: &S, state: &mut S::State) {
+pub(super) fn ensure_armed<S: Starts>(stream: &S, state: &mut S::State) {
     // The first condition is cheap, for a poller of many streams that are new for long.
     let is_armed = S::leadership(state).is_some_and(|leadership| leadership.is_armed());
     if !(is_armed && S::is_watched(state)) && S::is_starting(state) {

@@ -17,10 +17,10 @@ use crate::rsocket::reactor;
 impl Stream {
     /// A call receives, or waits for data. Sends what the calling thread has sent and is held.
     #[inline]
-    pub(super) fn turn_to_receive(&self, state: &mut Guard<'_>) {
+    pub(super) fn flush_before_read(&self, state: &mut Guard<'_>) {
         let thread = state.holder();
         let Some(connection) = &mut state.connection else { return };
-        if connection.turn_to_receive(thread) && connection.failure().is_some() {
+        if connection.flush_before_read(thread) && connection.failure().is_some() {
             self.process_completions(state);
         }
     }
@@ -51,7 +51,7 @@ impl HoldsData for Stream {
     fn watch(&self, state: &mut State) -> bool {
         let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return false };
         let channel = &mut connection.channel;
-        if channel.watch != Watch::Now && reactor::watch_once(key, channel.completions.fd()).is_ok() {
+        if channel.watch != Watch::Now && reactor::watch_channel(key, channel.completions.fd()).is_ok() {
             channel.watch = Watch::Now;
         }
         channel.watch == Watch::Now
@@ -84,7 +84,7 @@ impl Stream {
         let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return };
         let channel = &mut connection.channel;
         let pause = PAUSE * (1 << (channel.start_pauses / PAUSES_TO_DOUBLE).min(PAUSE_DOUBLINGS));
-        if reactor::watch_later(key, channel.completions.fd(), pause).is_ok() {
+        if reactor::watch_channel_later(key, channel.completions.fd(), pause).is_ok() {
             channel.watch = Watch::Soon;
             channel.start_pauses = channel.start_pauses.saturating_add(1);
         }

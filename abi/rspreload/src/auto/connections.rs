@@ -25,7 +25,7 @@ struct Private {
     token: AtomicI32,
     /// The token had been accepted when it was last looked at ([`is_lost`]).
     accepted: AtomicBool,
-    /// The program's numbers are or become the kernel's ([`demote`]).
+    /// The program's numbers are or become the kernel's ([`start_forwarding`]).
     demoted: AtomicBool,
     /// The slot's generation. In a child of fork(2) the slot may have got another connection.
     generation: AtomicU32,
@@ -329,7 +329,7 @@ pub fn close(inner: c_int) -> c_int {
 
 /// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded. They
 /// stay members of the program's epoll instances.
-pub fn demote(index: usize) {
+pub fn start_forwarding(index: usize) {
     let inner = inner(index);
     // Before the numbers are looked for: a copy that gets its entry later finds it.
     if let Some(private) = PRIVATE.get(index) {
@@ -353,7 +353,7 @@ pub fn demote(index: usize) {
     demote_all();
 }
 
-/// The same for a copy of one of these numbers, whose entry [`demote`] may not have found.
+/// The same for a copy of one of these numbers, whose entry [`start_forwarding`] may not have found.
 pub fn demote_copy(fd: c_int, inner: c_int) {
     // After the entry was stored, which alone does not order it before the loads.
     fence(SeqCst);
@@ -385,7 +385,7 @@ pub fn forward_from_now(fd: c_int, inner: c_int, how: Use) -> Result<(), Reason>
     if !thread::wake() {
         return Err(Reason::NoToken(errno::get()));
     }
-    demote(index);
+    start_forwarding(index);
     FORKED.set(index);
     slot.want(slot.generation(), how);
     Ok(())

@@ -181,7 +181,7 @@ impl Thread {
             Use::Executed => listeners::learn(slot.listener_port(), Reason::Executed),
         }
         if !self.forwards.has(index) {
-            connections::demote(index);
+            connections::start_forwarding(index);
             if !self.forwards.begin(index) {
                 // No memory.
                 self.look = Deadline::after(AFTER_A_FAILURE);

@@ -13,7 +13,7 @@ use crate::fds::{self, Fd, Target};
 use crate::memory::{self, Plain};
 use crate::sockets::Name;
 use crate::table::{self, Kind};
-use crate::transition::{self, Way};
+use crate::transition::{self, Intent};
 use crate::{auto, errno, next_symbol, rsocket_abi, tcp};
 
 /// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is,
@@ -69,14 +69,14 @@ unsafe fn check_count(message: *const msghdr) -> Result<(), c_int> {
 
 /// The way of a call that receives.
 #[inline(always)]
-fn receive(flags: c_int) -> Way {
-    if flags & MSG_DONTWAIT != 0 { Way::ReceiveNow } else { Way::Receive }
+fn receive(flags: c_int) -> Intent {
+    if flags & MSG_DONTWAIT != 0 { Intent::ReceiveNow } else { Intent::Receive }
 }
 
 /// The way of a call that sends.
 #[inline(always)]
-fn transmit(flags: c_int) -> Way {
-    if flags & MSG_DONTWAIT != 0 { Way::SendNow } else { Way::Send }
+fn transmit(flags: c_int) -> Intent {
+    if flags & MSG_DONTWAIT != 0 { Intent::SendNow } else { Intent::Send }
 }
 
 exports! {
@@ -96,7 +96,7 @@ exports! {
         match Fd::of(fd) {
             Fd::Rsocket(entry) => rsocket_abi::rlisten(entry.inner, backlog),
             Fd::Kernel if auto::is_on() => auto::listen(fd, backlog, None),
-            Fd::Known(entry) => auto::listen(fd, backlog, Some(entry)),
+            Fd::Tracked(entry) => auto::listen(fd, backlog, Some(entry)),
             Fd::Connecting(_) => errno::fail(EINVAL),
             _ => next_symbol::listen(fd, backlog),
         }
@@ -137,7 +137,7 @@ macro_rules! forward_name {
                 errno::keeping(|| transition::wait_for_change(fd, entry));
             }
             match Fd::of(fd) {
-                Fd::Rsocket(entry) | Fd::Known(entry) => match (auto::name_of(entry, $is_peer), entry.kind) {
+                Fd::Rsocket(entry) | Fd::Tracked(entry) => match (auto::name_of(entry, $is_peer), entry.kind) {
                     (Some(name), _) => store(name, addr, len),
                     (None, Kind::Socket) => rsocket_abi::$to(entry.inner, addr, len),
                     (None, _) => next_symbol::$name(fd, addr, len),
@@ -165,8 +165,8 @@ unsafe fn store(name: Name, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
 }
 
 forward_data! {
-    read by rread, Way::Receive, (buf: *mut c_void, len: size_t) -> ssize_t, NOTHING;
-    readv by rreadv, Way::Receive, (list: *const iovec, count: c_int) -> ssize_t, NOTHING;
+    read by rread, Intent::Receive, (buf: *mut c_void, len: size_t) -> ssize_t, NOTHING;
+    readv by rreadv, Intent::Receive, (list: *const iovec, count: c_int) -> ssize_t, NOTHING;
     recv by rrecv, receive(flags), (buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t,
         Asked { buffers: &one(buf, len), flags, sends: false };
     recvfrom by rrecvfrom, receive(flags), (
@@ -175,9 +175,9 @@ forward_data! {
     recvmsg by rrecvmsg, receive(flags), (msg: *mut msghdr, flags: c_int) -> ssize_t,
         Asked { buffers: list_of(msg), flags, sends: false }, before check_count(msg);
 
-    write by rwrite, Way::Send, (buf: *const c_void, len: size_t) -> ssize_t,
+    write by rwrite, Intent::Send, (buf: *const c_void, len: size_t) -> ssize_t,
         Asked { buffers: &one(buf, len), flags: 0, sends: true };
-    writev by rwritev, Way::Send, (buffers: *const iovec, count: c_int) -> ssize_t,
+    writev by rwritev, Intent::Send, (buffers: *const iovec, count: c_int) -> ssize_t,
         Asked { buffers: list(buffers, usize::try_from(count).unwrap_or(0)), flags: 0, sends: true };
     send by rsend, transmit(flags), (buf: *const c_void, len: size_t, flags: c_int) -> ssize_t,
         Asked { buffers: &one(buf, len), flags, sends: true };
@@ -187,7 +187,7 @@ forward_data! {
     sendmsg by rsendmsg, transmit(flags), (msg: *const msghdr, flags: c_int) -> ssize_t,
         Asked { buffers: list_of(msg), flags, sends: true },
         before check_count(msg).and_then(|()| auto::outside::before_sendmsg(msg));
-    shutdown by rshutdown, Way::Shutdown, (how: c_int) -> c_int, NOTHING;
+    shutdown by rshutdown, Intent::Shutdown, (how: c_int) -> c_int, NOTHING;
 }
 
 // What is left of a blocking call on an rsocket whose number became a TCP socket of the kernel
@@ -247,7 +247,7 @@ unsafe fn finish(fd: c_int, done: ssize_t, asked: Asked<'_>, again: impl FnOnce(
     }
     // Most calls have moved their only buffer.
     let is_short = asked.buffers.len() > 1 || asked.buffers.first().is_some_and(|one| (done as usize) < one.iov_len);
-    if done > 0 && is_short && asked.is_whole() && matches!(Fd::of(fd), Fd::Known(_)) {
+    if done > 0 && is_short && asked.is_whole() && matches!(Fd::of(fd), Fd::Tracked(_)) {
         // SAFETY: as for this function.
         return unsafe { go_on(fd, asked, done) };
     }
@@ -261,7 +261,7 @@ fn has_moved(fd: c_int, asked: Asked<'_>) -> bool {
         errno::set(libc::EAGAIN);
         return false;
     }
-    errno::get() == libc::EAGAIN && matches!(Fd::of(fd), Fd::Known(_))
+    errno::get() == libc::EAGAIN && matches!(Fd::of(fd), Fd::Tracked(_))
 }
 
 /// # Safety
@@ -324,7 +324,7 @@ exports! {
 
 #[inline(always)]
 fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, next: impl FnOnce() -> ssize_t) -> ssize_t {
-    match fds::data(out, Way::Send) {
+    match fds::data(out, Intent::Send) {
         // The kernel, too, sends files only.
         Target::Kernel | Target::Rsocket(_) if matches!(Fd::of(file), Fd::Rsocket(_)) => errno::fail(EINVAL),
         Target::Kernel => next(),
@@ -407,10 +407,10 @@ mod tests_of_forward {
     #[test]
     fn only_msg_dontwait_makes_a_call_not_wait() {
         let others = libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
-        assert_eq!([0, others].map(receive), [Way::Receive; 2]);
-        assert_eq!([0, others].map(transmit), [Way::Send; 2]);
-        assert_eq!([MSG_DONTWAIT, !0].map(receive), [Way::ReceiveNow; 2]);
-        assert_eq!([MSG_DONTWAIT, !0].map(transmit), [Way::SendNow; 2]);
+        assert_eq!([0, others].map(receive), [Intent::Receive; 2]);
+        assert_eq!([0, others].map(transmit), [Intent::Send; 2]);
+        assert_eq!([MSG_DONTWAIT, !0].map(receive), [Intent::ReceiveNow; 2]);
+        assert_eq!([MSG_DONTWAIT, !0].map(transmit), [Intent::SendNow; 2]);
     }
 }
 

@@ -41,7 +41,7 @@ exports! {
     /// accept(2).
     fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
         match Fd::of(fd) {
-            Fd::Kernel | Fd::Known(_) => {
+            Fd::Kernel | Fd::Tracked(_) => {
                 auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept(fd, addr, len)))
             }
             _ => accept4(fd, addr, len, 0),
@@ -58,7 +58,7 @@ exports! {
                 Err(why) => errno::fail(why),
             },
             Fd::Pending(_) => enter_pending(next_symbol::accept4(fd, addr, len, flags), fork::accepted_entry()),
-            Fd::Kernel | Fd::Epoll | Fd::Connecting(_) | Fd::Known(_) => {
+            Fd::Kernel | Fd::Epoll | Fd::Connecting(_) | Fd::Tracked(_) => {
                 auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept4(fd, addr, len, flags)))
             }
         }
@@ -77,7 +77,7 @@ exports! {
             Fd::Pending(_) => fork::connect(fd, addr, len),
             Fd::Kernel if auto::is_on() => auto::connect(fd, addr, len),
             Fd::Connecting(_) => errno::fail(EALREADY),
-            Fd::Kernel | Fd::Epoll | Fd::Known(_) => next_symbol::connect(fd, addr, len),
+            Fd::Kernel | Fd::Epoll | Fd::Tracked(_) => next_symbol::connect(fd, addr, len),
         }
     }
 }
@@ -376,7 +376,7 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
     }
     match (cmd, Fd::from(entry)) {
         (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(fd, entry, next),
-        (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll | Fd::Connecting(_) | Fd::Known(_)) => next(),
+        (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll | Fd::Connecting(_) | Fd::Tracked(_)) => next(),
         (F_GETFL, Fd::Rsocket(_)) => {
             rsocket::sync_nonblock(fd, entry.inner);
             let flags = rdma::fcntl(entry.inner, cmd, 0);

@@ -43,7 +43,7 @@ pub fn poll_list(list: &mut [pollfd], timeout: c_int) -> c_int {
 fn are_concerned(numbers: impl Iterator<Item = c_int>) -> bool {
     numbers.fold(false, |any, fd| match Fd::of(fd) {
         Fd::Rsocket(_) | Fd::Pending(_) | Fd::Connecting(_) => true,
-        Fd::Known(entry) => {
+        Fd::Tracked(entry) => {
             auto::before_wait(entry);
             any
         }
@@ -62,7 +62,7 @@ fn asked(fd: &pollfd) -> pollfd {
                 -1 => continue,
                 done => return pollfd { fd: done, events: POLLIN, revents: 0 },
             },
-            Fd::Kernel | Fd::Epoll | Fd::Known(_) => fd.fd,
+            Fd::Kernel | Fd::Epoll | Fd::Tracked(_) => fd.fd,
         };
     };
     pollfd { fd: number, events: fd.events, revents: 0 }
@@ -74,7 +74,7 @@ fn has_changed(fd: c_int, number: c_int, revents: c_short) -> bool {
     match Fd::of(fd) {
         Fd::Rsocket(entry) => number != entry.inner,
         // An rsocket that has begun to be forwarded.
-        Fd::Kernel | Fd::Known(_) => number != fd,
+        Fd::Kernel | Fd::Tracked(_) => number != fd,
         Fd::Connecting(_) => true,
         Fd::Pending(_) => fork::after_poll(fd, revents),
         Fd::Epoll => false,
@@ -319,7 +319,7 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Event) -> c_int {
             }
             control(epfd, op, fd, event)
         }
-        Fd::Known(entry) => {
+        Fd::Tracked(entry) => {
             auto::before_wait(entry);
             event.control_kernel(epfd, op, fd)
         }

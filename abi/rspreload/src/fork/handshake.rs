@@ -15,7 +15,7 @@ use libc::{EADDRINUSE, EAGAIN, F_SETFL, O_NONBLOCK, POLLIN, POLLRDHUP, pollfd};
 use super::{Outcome, Role};
 use crate::process::Deadline;
 use crate::sockets::{Name, kernel, rdma};
-use crate::transition::Way;
+use crate::transition::Intent;
 use crate::{errno, rsocket, rsocket_abi, tcp};
 
 /// How long either end waits for the other, in milliseconds, where the program has not asked for
@@ -36,7 +36,7 @@ enum Heard {
 }
 
 /// Decides for a socket that was connected.
-pub fn find_word(tcp: c_int, role: Role, way: Way) -> Outcome {
+pub fn find_word(tcp: c_int, role: Role, way: Intent) -> Outcome {
     if way.sends() {
         return find_word_to_send(tcp);
     }

@@ -20,7 +20,7 @@ fn connection() -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-fn decide(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
+fn decide(socket: &TcpStream, way: Intent) -> Result<Option<c_int>, c_int> {
     let fd = socket.as_raw_fd();
     resolve_pending(fd, table::get(fd).unwrap(), way)
 }
@@ -40,12 +40,12 @@ fn rsocket(socket: &TcpStream) -> TcpStream {
 
 #[test]
 fn both_ends_become_rsockets() {
-    for way in [Way::Send, Way::Receive] {
+    for way in [Intent::Send, Intent::Receive] {
         let (client, server) = connection();
         client.set_nodelay(true).unwrap();
         std::thread::scope(|scope| {
             let active = scope.spawn(|| decide(&client, way));
-            assert!(matches!(decide(&server, Way::Receive), Ok(Some(_))));
+            assert!(matches!(decide(&server, Intent::Receive), Ok(Some(_))));
             assert!(matches!(active.join().unwrap(), Ok(Some(_))));
         });
         let (mut near, mut far) = (rsocket(&client), rsocket(&server));
@@ -88,12 +88,12 @@ fn rsockets_of_other_hosts_are_closed() {
     let to = server.local_addr().unwrap();
     let waiting = table::swap(client.as_raw_fd(), None);
     std::thread::scope(|scope| {
-        let passive = scope.spawn(|| decide(&server, Way::Receive));
+        let passive = scope.spawn(|| decide(&server, Intent::Receive));
         // The word: the other end listens.
         client.peek(&mut [0; 4]).unwrap();
         let mut strangers: Vec<_> = (2..6).map(|host| connect_from(host, to)).collect();
         table::swap(client.as_raw_fd(), waiting);
-        assert!(matches!(decide(&client, Way::Receive), Ok(Some(_))));
+        assert!(matches!(decide(&client, Intent::Receive), Ok(Some(_))));
         assert!(matches!(passive.join().unwrap(), Ok(Some(_))));
         for stranger in &mut strangers {
             assert_eq!(stranger.read(&mut [0; 8]).unwrap_or(0), 0);
@@ -114,8 +114,8 @@ fn an_rsocket_comes_from_the_address_of_its_tcp_socket() {
         table::swap(socket.as_raw_fd(), Some(role.entry()));
     }
     std::thread::scope(|scope| {
-        let active = scope.spawn(|| decide(&client, Way::Receive));
-        assert!(matches!(decide(&server, Way::Receive), Ok(Some(_))));
+        let active = scope.spawn(|| decide(&client, Intent::Receive));
+        assert!(matches!(decide(&server, Intent::Receive), Ok(Some(_))));
         assert!(matches!(active.join().unwrap(), Ok(Some(_))));
     });
     let (near, far) = (rsocket(&client), rsocket(&server));
@@ -126,12 +126,12 @@ fn an_rsocket_comes_from_the_address_of_its_tcp_socket() {
 fn a_peer_that_speaks_first_stays_tcp() {
     let (mut client, mut server) = connection();
     client.write_all(b"hello").unwrap();
-    assert_eq!(decide(&server, Way::Receive), Ok(None));
+    assert_eq!(decide(&server, Intent::Receive), Ok(None));
     assert_eq!(table::get(server.as_raw_fd()), None);
     let mut bytes = [0; 5];
     server.read_exact(&mut bytes).unwrap();
     server.write_all(b"world").unwrap();
-    assert_eq!(decide(&client, Way::Receive), Ok(None));
+    assert_eq!(decide(&client, Intent::Receive), Ok(None));
     assert_eq!(table::get(client.as_raw_fd()), None);
     client.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"world");
@@ -142,10 +142,10 @@ fn a_peer_that_leaves_stays_tcp() {
     let (client, server) = connection();
     table::swap(client.as_raw_fd(), None);
     drop(client);
-    assert_eq!(decide(&server, Way::Receive), Ok(None));
+    assert_eq!(decide(&server, Intent::Receive), Ok(None));
     let (client, server) = connection();
     std::thread::scope(|scope| {
-        let passive = scope.spawn(|| decide(&server, Way::Send));
+        let passive = scope.spawn(|| decide(&server, Intent::Send));
         let mut word = [1; 4];
         table::swap(client.as_raw_fd(), None);
         (&client).read_exact(&mut word).unwrap();
@@ -159,10 +159,10 @@ fn a_peer_that_leaves_stays_tcp() {
 #[test]
 fn receiving_now_decides_nothing_without_the_word() {
     let (client, mut server) = connection();
-    assert_eq!(decide(&client, Way::ReceiveNow), Err(EAGAIN));
+    assert_eq!(decide(&client, Intent::ReceiveNow), Err(EAGAIN));
     assert_eq!(role(&client), Some(Role::Active));
     client.set_nonblocking(true).unwrap();
-    assert_eq!(decide(&client, Way::Receive), Err(EAGAIN));
+    assert_eq!(decide(&client, Intent::Receive), Err(EAGAIN));
     let fd = client.as_raw_fd();
     // SAFETY: an open descriptor.
     unsafe {
@@ -183,7 +183,7 @@ fn the_word_without_a_listener_is_dropped() {
         let (mut client, mut server) = connection();
         table::swap(client.as_raw_fd(), Some(role.entry()));
         server.write_all(&handshake::WORD).unwrap();
-        assert_eq!(decide(&client, Way::Receive), Ok(None));
+        assert_eq!(decide(&client, Intent::Receive), Ok(None));
         assert_eq!(table::get(client.as_raw_fd()), None);
         server.write_all(b"data").unwrap();
         let mut bytes = [0; 4];
@@ -198,13 +198,13 @@ fn sending_and_receiving_threads_decide_once() {
     for _ in 0..20 {
         let (client, server) = connection();
         std::thread::scope(|scope| {
-            let threads: Vec<_> = [Way::Receive, Way::Send, Way::Receive, Way::Send]
+            let threads: Vec<_> = [Intent::Receive, Intent::Send, Intent::Receive, Intent::Send]
                 .map(|way| {
                     let client = &client;
                     scope.spawn(move || decide_if_there(client, way))
                 })
                 .into();
-            let passive = decide(&server, Way::Receive).unwrap();
+            let passive = decide(&server, Intent::Receive).unwrap();
             assert!(passive.is_some());
             let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
             let inner = table::get(client.as_raw_fd()).unwrap().inner;
@@ -215,7 +215,7 @@ fn sending_and_receiving_threads_decide_once() {
 }
 
 /// As [`decide`], for a socket that another thread may have decided before.
-fn decide_if_there(socket: &TcpStream, way: Way) -> Result<Option<c_int>, c_int> {
+fn decide_if_there(socket: &TcpStream, way: Intent) -> Result<Option<c_int>, c_int> {
     match table::get(socket.as_raw_fd()) {
         Some(Entry { kind: Kind::Socket, inner, .. }) => Ok(Some(inner)),
         _ => decide(socket, way),
@@ -236,9 +236,9 @@ fn a_member_of_an_epoll_is_handed_over() {
         assert_eq!(crate::calls::waits::control(epfd, libc::EPOLL_CTL_ADD, client.as_raw_fd(), asked), 0);
         assert_eq!(role(&client), Some(Role::Active));
         std::thread::scope(|scope| {
-            let passive = scope.spawn(|| decide(&server, Way::Receive));
+            let passive = scope.spawn(|| decide(&server, Intent::Receive));
             assert_eq!(crate::calls::waits::epoll_wait(epfd, &raw mut event, 1, -1), 1);
-            assert!(matches!(decide(&client, Way::Receive), Ok(Some(_))));
+            assert!(matches!(decide(&client, Intent::Receive), Ok(Some(_))));
             assert!(matches!(passive.join().unwrap(), Ok(Some(_))));
         });
         assert_eq!(crate::calls::waits::epoll_wait(epfd, &raw mut event, 1, 0), 0);
@@ -255,7 +255,7 @@ fn a_member_of_an_epoll_is_handed_over() {
 
 #[test]
 fn a_silent_peer_is_served_over_tcp() {
-    for way in [Way::Receive, Way::ReceiveNow, Way::SendNow] {
+    for way in [Intent::Receive, Intent::ReceiveNow, Intent::SendNow] {
         let (mut silent, mut server) = connection();
         // Not in fork mode: it does not even look for the word.
         table::swap(silent.as_raw_fd(), None);
@@ -280,7 +280,7 @@ fn a_socket_whose_number_is_copied_stays_tcp() {
     }
     assert_eq!((role(&client), table::get(server.as_raw_fd())), (Some(Role::Late), None));
     server.write_all(b"data").unwrap();
-    assert_eq!(decide(&client, Way::Receive), Ok(None));
+    assert_eq!(decide(&client, Intent::Receive), Ok(None));
     let mut bytes = [0; 4];
     client.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"data");
@@ -292,13 +292,13 @@ fn what_is_closed_meanwhile_is_no_rsocket() {
     let (fd, number) = (server.as_raw_fd(), client.as_raw_fd());
     let waiting = table::swap(number, None);
     std::thread::scope(|scope| {
-        let passive = scope.spawn(|| decide(&server, Way::Receive));
+        let passive = scope.spawn(|| decide(&server, Intent::Receive));
         // The word: the other end listens.
         client.peek(&mut [0; 4]).unwrap();
         // As close() does. The number is another socket's at once.
         table::swap(fd, Some(new_entry()));
         table::swap(number, waiting);
-        assert!(matches!(decide(&client, Way::Receive), Ok(Some(_))));
+        assert!(matches!(decide(&client, Intent::Receive), Ok(Some(_))));
         assert_eq!(passive.join().unwrap(), Ok(None));
     });
     assert_eq!(table::swap(fd, None), Some(new_entry()));

@@ -14,7 +14,7 @@ use crate::fds::Fd;
 use crate::memory::Plain;
 use crate::process::{Deadline, milliseconds};
 use crate::sockets::{self, kernel};
-use crate::transition::Way;
+use crate::transition::Intent;
 use crate::{auto, calls, errno, table};
 
 exports_and_next! {
@@ -132,11 +132,11 @@ exports_and_next! {
         len: size_t,
         flags: c_uint,
     ) -> ssize_t {
-        let is_rsocket = |fd| !matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll | Fd::Known(_));
+        let is_rsocket = |fd| !matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll | Fd::Tracked(_));
         let (receives, sends) = (is_rsocket(from), is_rsocket(to));
         if !receives && !sends {
-            before_use(from, Way::Receive);
-            before_use(to, Way::Send);
+            before_use(from, Intent::Receive);
+            before_use(to, Intent::Send);
             return next::splice(from, from_offset, to, to_offset, len, flags);
         }
         // One end must be a pipe, and neither has an offset.
@@ -318,8 +318,8 @@ const PIECE: usize = 4096;
 
 /// The kernel is about to move data over a number of its own: if the number is forwarded, the
 /// process that has the rsocket has to know.
-fn before_use(fd: c_int, way: Way) {
-    if let Fd::Known(entry) = Fd::of(fd) {
+fn before_use(fd: c_int, way: Intent) {
+    if let Fd::Tracked(entry) = Fd::of(fd) {
         auto::before_use(entry, way);
     }
 }

@@ -100,7 +100,7 @@ exports! {
         if request == libc::FIONCLEX {
             auto::outside::loses_cloexec(fd);
         }
-        if let (FIONREAD, Fd::Known(entry)) = (request, Fd::of(fd)) {
+        if let (FIONREAD, Fd::Tracked(entry)) = (request, Fd::of(fd)) {
             // Without this no data would arrive in a child that does nothing else.
             auto::before_wait(entry);
         }

@@ -24,7 +24,7 @@ const LONGEST_PAUSE: u32 = 12;
 
 /// Messages in a row, and those of them that are held.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct Burst {
     /// Number of messages that are sent at once, before others may be held: the first of the row,
     /// or a pause.
     at_once: u32,
@@ -35,9 +35,9 @@ pub(super) struct Row {
     window: usize,
 }
 
-impl Row {
-    pub fn new() -> Row {
-        Row { at_once: AT_ONCE, held: 0, in_vain: 0, window: WINDOW }
+impl Burst {
+    pub fn new() -> Burst {
+        Burst { at_once: AT_ONCE, held: 0, in_vain: 0, window: WINDOW }
     }
 
     /// One more message is sent.
@@ -50,48 +50,48 @@ impl Row {
 impl Sender {
     /// Sets TCP_NODELAY.
     pub fn set_nodelay(&mut self, nodelay: bool) {
-        self.row.window = if nodelay { NODELAY_WINDOW } else { WINDOW };
+        self.burst.window = if nodelay { NODELAY_WINDOW } else { WINDOW };
     }
 
     /// Messages are never held again.
     pub fn hold_nothing(&mut self) {
-        self.row.at_once = u32::MAX;
+        self.burst.at_once = u32::MAX;
     }
 
     /// The thread that sends has received: what it sends next is an answer, or a new request.
     #[inline]
-    pub fn end_row(&mut self) {
-        self.row.at_once = self.row.at_once.max(AT_ONCE);
+    pub fn end_burst(&mut self) {
+        self.burst.at_once = self.burst.at_once.max(AT_ONCE);
     }
 
     /// Returns the number of bytes held.
     #[inline]
     pub fn held(&self) -> u32 {
-        self.row.held
+        self.burst.held
     }
 
     /// Returns whether messages may be held, or are.
     #[inline]
-    pub fn is_in_row(&self) -> bool {
-        self.row.at_once == 0
+    pub fn is_in_burst(&self) -> bool {
+        self.burst.at_once == 0
     }
 
     /// Returns whether a message of `len` bytes is held if others are on their way.
     #[inline]
     pub fn may_hold(&self, len: usize) -> bool {
-        self.is_in_row() && len <= SHORT
+        self.is_in_burst() && len <= SHORT
     }
 
     /// Returns whether messages are on their way, according to the completions so far.
     pub fn is_busy(&self) -> bool {
-        self.outstanding.len() >= self.row.window
+        self.outstanding.len() >= self.burst.window
     }
 
     /// The messages that were on their way have arrived.
-    pub fn looked_in_vain(&mut self) {
-        self.row.in_vain = self.row.in_vain.saturating_add(1);
-        if self.row.in_vain >= TRIES {
-            self.row.at_once = 1 << self.row.in_vain.min(LONGEST_PAUSE);
+    pub fn note_idle_cq(&mut self) {
+        self.burst.in_vain = self.burst.in_vain.saturating_add(1);
+        if self.burst.in_vain >= TRIES {
+            self.burst.at_once = 1 << self.burst.in_vain.min(LONGEST_PAUSE);
         }
     }
 
@@ -100,38 +100,38 @@ impl Sender {
     /// never said to be writable when nothing more can be sent.
     pub fn plan_hold(&self, len: usize) -> Option<u32> {
         let len = u32::try_from(len).ok()?;
-        let total = self.row.held + len;
+        let total = self.burst.held + len;
         let fits = total <= MAX_HELD && total < self.target.length && len <= self.free() && len > 0;
-        let has_credit = self.row.held > 0 || self.has_credit();
+        let has_credit = self.burst.held > 0 || self.has_credit();
         if !fits || !has_credit || self.free_entries < self.limits.entries_per_message {
             return None;
         }
-        let offset = self.next + self.row.held;
+        let offset = self.next + self.burst.held;
         Some(if offset >= self.limits.buffer { offset - self.limits.buffer } else { offset })
     }
 
     /// Holds `len` bytes, for which [`plan_hold`](Self::plan_hold) has found space.
     pub fn hold(&mut self, len: u32) {
-        self.row.held += len;
-        self.row.in_vain = 0;
+        self.burst.held += len;
+        self.burst.in_vain = 0;
         self.note_space();
     }
 
     /// Returns the message of the bytes held. It can be sent: nothing else was sent since.
     pub fn plan_held(&self) -> Option<Chunk> {
-        let len = self.row.held;
+        let len = self.burst.held;
         (len > 0).then_some(Chunk { len, addr: self.target.addr, rkey: self.target.rkey, offset: self.next })
     }
 
     /// Discards what is held, because nothing is sent any more.
     pub fn drop_held(&mut self) {
-        self.row.held = 0;
+        self.burst.held = 0;
         self.note_space();
     }
 
     /// Like [`take`](Self::take), for [`plan_held`](Self::plan_held).
     pub fn take_held(&mut self, chunk: &Chunk) -> (u64, bool) {
-        self.row.held = 0;
+        self.burst.held = 0;
         self.take(chunk, false)
     }
 }
@@ -161,7 +161,7 @@ mod tests {
             send(&mut sender);
         }
         assert!(sender.may_hold(SHORT) && !sender.may_hold(SHORT + 1));
-        sender.end_row();
+        sender.end_burst();
         assert!(!sender.may_hold(100));
     }
 
@@ -217,7 +217,7 @@ mod tests {
         for _ in 0..10_000 {
             if sender.may_hold(100) {
                 assert!(!sender.is_busy());
-                sender.looked_in_vain();
+                sender.note_idle_cq();
                 looks += 1;
             }
             let (wr_id, _) = send(&mut sender);

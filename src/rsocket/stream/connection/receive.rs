@@ -14,7 +14,7 @@ use super::send::ControlData;
 use super::{Connection, IMM_LEN, LARGE, Layout, REPOST, RemoteMemory, SGL};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Received, Receiver, Resize};
-use crate::rsocket::growth_budget::{self, Reservation};
+use crate::rsocket::pinned_budget::{self, Reservation};
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
 use crate::sys::clock;
@@ -507,7 +507,7 @@ impl ReceiveSide {
         if self.rings.is_fixed() {
             return;
         }
-        if self.rings.size > self.rings.first_size && growth_budget::is_needed() && self.flow.can_add_ring() {
+        if self.rings.size > self.rings.first_size && pinned_budget::is_needed() && self.flow.can_add_ring() {
             return self.use_first_ring();
         }
         if self.flow.resize_request(clock::monotonic_ms) == Resize::Keep {

@@ -20,7 +20,7 @@ use super::receive::{self, Grown};
 use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection, LARGE};
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{Chunk, Sender};
-use crate::rsocket::growth_budget::{self, Reservation};
+use crate::rsocket::pinned_budget::{self, Reservation};
 use crate::rsocket::stream::outbox::Outbox;
 use crate::rsocket::wire::{ConnData, Message, Region};
 use crate::sys::event;
@@ -206,7 +206,7 @@ impl Connection {
     /// Sends as much of `data` as possible without waiting. Returns the number of bytes. `begun`:
     /// the program's call has sent data before. An error that is not a failure of the connection is
     /// a lack of memory: the send buffer is allocated on first use. Data may be held instead; the
-    /// caller then calls `held::attend`.
+    /// caller then calls `held::ensure_flush_scheduled`.
     pub fn send<S: Source>(&mut self, data: S, begun: bool) -> Result<usize> {
         if !begun && self.hold(data) {
             return Ok(data.size());
@@ -428,7 +428,7 @@ impl Memory {
 
 /// Allocates a buffer of the first size; idle streams may have to free memory for it.
 fn allocate(qp: &QueuePair, size: u32) -> Result<Memory> {
-    growth_budget::with_memory(|| allocate_now(qp, size))
+    pinned_budget::with_memory(|| allocate_now(qp, size))
 }
 
 fn allocate_now(qp: &QueuePair, size: u32) -> Result<Memory> {
@@ -621,7 +621,7 @@ impl Connection {
 
     /// A call of `thread` sends data.
     #[inline]
-    pub fn sends_from(&mut self, thread: u64) {
+    pub fn set_sender_thread(&mut self, thread: u64) {
         self.send.thread = thread;
     }
 
@@ -630,7 +630,7 @@ impl Connection {
     /// or failed to.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
-    pub fn turn_to_receive(&mut self, thread: u64) -> bool {
+    pub fn flush_before_read(&mut self, thread: u64) -> bool {
         if self.send.thread != thread {
             self.note_reader();
             return false;
@@ -640,7 +640,7 @@ impl Connection {
         if had_held {
             self.send_held_now();
         }
-        self.send.flow.end_row();
+        self.send.flow.end_burst();
         had_held
     }
 
@@ -658,8 +658,8 @@ impl Connection {
 
     /// Returns whether a message may have to be held, or sent after held ones.
     #[inline]
-    pub fn is_in_row(&self) -> bool {
-        self.send.flow.is_in_row()
+    pub fn is_in_burst(&self) -> bool {
+        self.send.flow.is_in_burst()
     }
 
     /// Holds a message. Returns false if it has to be sent at once, after what is held.
@@ -676,21 +676,21 @@ impl Connection {
         self.reap_send_cq();
         if !self.send.flow.is_busy() {
             if !self.has_held() {
-                self.send.flow.looked_in_vain();
+                self.send.flow.note_idle_cq();
             }
             return false;
         }
         if self.send.buffer.is_missing() {
             self.send.provide_buffer(&self.qp, HOLD_BUFFER);
             if self.send.buffer.is_missing() {
-                self.send.flow.looked_in_vain();
+                self.send.flow.note_idle_cq();
                 return false;
             }
         }
         let Some(offset) = self.send.flow.plan_hold(data.size()) else { return false };
         // Without memory for the buffer the message is sent inline, or the call fails.
         if self.send.buffer.fill(&self.qp, data, offset).is_err() {
-            self.send.flow.looked_in_vain();
+            self.send.flow.note_idle_cq();
             return false;
         }
         self.send.flow.hold(data.size() as u32);

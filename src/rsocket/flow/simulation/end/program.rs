@@ -37,7 +37,7 @@ impl End {
         }
         self.reap_sends();
         if !self.sender.is_busy() {
-            self.sender.looked_in_vain();
+            self.sender.note_idle_cq();
             return false;
         }
         let Some(offset) = self.sender.plan_hold(len) else { return false };
@@ -80,7 +80,7 @@ impl End {
         if !peek && done > 0 {
             self.taken += done;
             self.changes += 1;
-            self.sender.end_row();
+            self.sender.end_burst();
             self.take(done);
         }
     }
@@ -93,7 +93,7 @@ impl End {
         self.check_bytes(ring, offset, len as usize, 0);
         self.taken += max;
         self.changes += 1;
-        self.sender.end_row();
+        self.sender.end_burst();
         self.remove_unread(max);
         self.send_credit_updates();
         true
