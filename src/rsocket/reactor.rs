@@ -142,9 +142,7 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 /// registration has one such descriptor. Fails with `EAGAIN` if another thread keeps the reactor's
 /// lock, and with `EBADF` if the thread or the registration does not exist.
 pub fn watch_channel(key: Key, fd: c_int) -> Result<()> {
-    let mut guard = lock_within(SHORT_TIMEOUT)?;
-    let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
-    reactor.watch_second(key, fd)
+    lock_within(SHORT_TIMEOUT)?.as_mut().ok_or(Errno::EBADF)?.watch_second(key, fd)
 }
 
 /// As [`watch_channel`], from `delay` on.

@@ -258,12 +258,18 @@ impl Reactor {
     }
 
     pub fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {
-        let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-        let is_known = registration.second == Some((fd, true));
+        let is_known = self.registrations.get(&key).ok_or(Errno::EBADF)?.second == Some((fd, true));
+        // If the program has closed the descriptors, an epoll of its own with this number does not
+        // have the stream's channel.
+        if !is_known && !self.is_usable() {
+            return Err(Errno::EBADF);
+        }
         let command = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
         let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
         self.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
-        registration.second = Some((fd, true));
+        if let Some(registration) = self.registrations.get_mut(&key).filter(|_| !is_known) {
+            registration.second = Some((fd, true));
+        }
         Ok(())
     }
 
@@ -360,9 +366,7 @@ impl Reactor {
     /// Watches the second descriptor of `key`. If that fails, the program's next call finds what
     /// the service would have been called for.
     pub fn watch_now(&mut self, key: Key) {
-        let usable = self.is_usable();
-        let Some(registration) = self.registrations.get_mut(&key) else { return };
-        if let Some((fd, _)) = registration.second.filter(|_| usable) {
+        if let Some((fd, _)) = self.registrations.get(&key).and_then(|registration| registration.second) {
             let _ = self.watch_second(key, fd);
         }
     }
