@@ -71,13 +71,12 @@ impl State {
     /// error and no hang-up is pending.
     #[inline]
     fn is_quiet(&self, wanted: c_short) -> bool {
+        let Some(connection) = &self.connection else { return false };
         matches!(self.phase, Phase::Connected)
             && self.error.is_none()
-            && !(self.eof || self.shut_read || self.shut_write || self.handed_over)
-            && self
-                .connection
-                .as_ref()
-                .is_some_and(|connection| connection.available() == 0 && (wanted & OUT == 0 || !connection.can_send()))
+            && !(self.eof | self.shut_read | self.shut_write | self.handed_over)
+            && connection.available() == 0
+            && (wanted & OUT == 0 || !connection.can_send())
     }
 
     /// Returns the pending events that are `wanted`, and those that poll(2) always reports.
@@ -155,7 +154,8 @@ impl Pollable for Stream {
         if !self.owner.is_this_process() {
             return POLLNVAL;
         }
-        self.lock_to_poll().map_or(0, |mut state| self.look(&mut state, wanted))
+        let Some(mut state) = self.lock_to_poll() else { return 0 };
+        self.look(&mut state, wanted)
     }
 
     fn is_ready(&self, wanted: c_short) -> bool {

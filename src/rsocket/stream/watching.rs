@@ -16,13 +16,19 @@ use crate::rsocket::reactor;
 
 impl Stream {
     /// A call receives, or waits for data. Sends what the calling thread has sent and is held.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "mostly there is nothing to send, which a call would double")]
+    #[inline(always)]
     pub(super) fn flush_before_read(&self, state: &mut Guard<'_>) {
         let thread = state.holder();
         let Some(connection) = &mut state.connection else { return };
         if connection.flush_before_read(thread) && connection.failure().is_some() {
-            self.process_completions(state);
+            self.flush_has_failed(state);
         }
+    }
+
+    #[cold]
+    fn flush_has_failed(&self, state: &mut State) {
+        self.process_completions(state);
     }
 }
 

@@ -163,7 +163,7 @@ impl Connection {
     /// Returns whether there is something to do without a completion of the receive CQ.
     #[inline]
     pub fn needs_attention(&self) -> bool {
-        self.needs_send_completions() || self.is_starting() && !self.channel.notices_messages()
+        self.needs_send_completions() || !self.channel.notices_messages() && self.is_starting()
     }
 
     /// Returns whether a waiter needs the completions of the send CQ.

@@ -632,7 +632,9 @@ impl Connection {
     #[inline(always)]
     pub fn flush_before_read(&mut self, thread: u64) -> bool {
         if self.send.thread != thread {
-            self.note_reader();
+            if self.send.thread != 0 {
+                self.note_reader();
+            }
             return false;
         }
         self.send.is_shared = false;
@@ -644,10 +646,10 @@ impl Connection {
         had_held
     }
 
-    /// The thread that receives is not the one that has sent, if one has.
+    /// The thread that receives is not the one that has sent.
     #[inline(never)]
     fn note_reader(&mut self) {
-        self.send.is_shared |= self.send.thread != 0 && event::cpus() > 1;
+        self.send.is_shared |= event::cpus() > 1;
     }
 
     /// Returns whether data is held.
