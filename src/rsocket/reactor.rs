@@ -35,8 +35,8 @@ pub trait Service: Send + Sync {
     fn expired(self: Arc<Self>, _key: Key) -> bool {
         true
     }
-    /// The descriptor that [`watch_channel`] or [`watch_channel_later`] was called for is readable. Never
-    /// blocks. Returns false if the service is busy: it is called again after a pause.
+    /// The descriptor that [`watch_channel`] or [`watch_channel_later`] was called for is readable.
+    /// Never blocks. Returns false if the service is busy: it is called again after a pause.
     fn on_channel_readable(self: Arc<Self>) -> bool {
         true
     }

@@ -44,10 +44,10 @@ pub use listeners::{hold, release};
 
 /// A call is about to use a number whose attempt is under way. Returns the errno with which a call
 /// fails that does not wait.
-pub fn resolve_attempt(fd: c_int, entry: Entry, way: Intent) -> Result<(), c_int> {
-    if way == Intent::Shutdown {
+pub fn resolve_attempt(fd: c_int, entry: Entry, intent: Intent) -> Result<(), c_int> {
+    if intent == Intent::Shutdown {
         end_attempt(fd, entry);
-    } else if way.waits() && crate::tcp::is_blocking(fd) {
+    } else if intent.waits() && crate::tcp::is_blocking(fd) {
         errno::keeping(|| transition::wait_for_change(fd, entry));
     } else {
         return Err(libc::EAGAIN);
@@ -198,8 +198,8 @@ pub fn before_wait(entry: Entry) {
 }
 
 /// A call is about to move data over such a number, or to shut it down.
-pub fn before_use(entry: Entry, way: Intent) {
-    if entry.kind == Kind::Listener && way == Intent::Shutdown {
+pub fn before_use(entry: Entry, intent: Intent) {
+    if entry.kind == Kind::Listener && intent == Intent::Shutdown {
         listeners::stop(entry);
     } else {
         before_wait(entry);

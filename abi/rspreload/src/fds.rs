@@ -69,22 +69,22 @@ pub fn data_at_once(fd: c_int) -> Option<Target> {
 
 /// Where a call goes that moves data or shuts down. Such a call decides what a pending socket is.
 #[inline(always)]
-pub fn data(fd: c_int, way: Intent) -> Target {
-    data_at_once(fd).unwrap_or_else(|| decide(fd, way))
+pub fn data(fd: c_int, intent: Intent) -> Target {
+    data_at_once(fd).unwrap_or_else(|| decide(fd, intent))
 }
 
 #[cold]
 #[inline(never)]
-fn decide(fd: c_int, way: Intent) -> Target {
+fn decide(fd: c_int, intent: Intent) -> Target {
     match Fd::of(fd) {
         Fd::Kernel | Fd::Epoll => Target::Kernel,
         Fd::Tracked(entry) => {
-            auto::before_use(entry, way);
+            auto::before_use(entry, intent);
             Target::Kernel
         }
         Fd::Connecting(entry) => {
-            let settled = auto::resolve_attempt(fd, entry, way);
-            settled.map_or_else(Target::Fails, |()| data(fd, way))
+            let settled = auto::resolve_attempt(fd, entry, intent);
+            settled.map_or_else(Target::Fails, |()| data(fd, intent))
         }
         Fd::Rsocket(entry) => {
             if check_rsocket(fd, entry) {
@@ -93,7 +93,7 @@ fn decide(fd: c_int, way: Intent) -> Target {
                 Target::Kernel
             }
         }
-        Fd::Pending(entry) => match fork::resolve_pending(fd, entry, way) {
+        Fd::Pending(entry) => match fork::resolve_pending(fd, entry, intent) {
             Ok(Some(inner)) => Target::Rsocket(inner),
             Ok(None) => Target::Kernel,
             Err(why) => Target::Fails(why),

@@ -56,8 +56,8 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c
 
 /// A call is about to use a pending socket: decides what it is. Returns the rsocket that it is from
 /// now on, or `None` if the call is the kernel's, or the errno with which the call fails.
-pub fn resolve_pending(fd: c_int, entry: Entry, way: Intent) -> Result<Option<c_int>, c_int> {
-    errno::keeping(|| decide_pending(fd, entry, way))
+pub fn resolve_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
+    errno::keeping(|| decide_pending(fd, entry, intent))
 }
 
 /// A pending socket is about to be waited for. If it was accepted it is decided now, because the
@@ -161,7 +161,7 @@ pub enum Outcome {
 }
 
 /// As [`resolve_pending`].
-fn decide_pending(fd: c_int, entry: Entry, way: Intent) -> Result<Option<c_int>, c_int> {
+fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
     let mut seen = Some(entry);
     loop {
         let decisions = transition::count();
@@ -171,7 +171,7 @@ fn decide_pending(fd: c_int, entry: Entry, way: Intent) -> Result<Option<c_int>,
             _ => return Ok(None),
         };
         let role = Role::of(entry);
-        if role == Role::Fresh || role == Role::Late && way.sends() {
+        if role == Role::Fresh || role == Role::Late && intent.sends() {
             return Ok(None);
         }
         // `seen` may be older than the number of decisions.
@@ -179,14 +179,14 @@ fn decide_pending(fd: c_int, entry: Entry, way: Intent) -> Result<Option<c_int>,
             seen = table::get(fd);
             continue;
         }
-        if !is_busy(entry) && role != Role::Passive && way == Intent::Receive {
+        if !is_busy(entry) && role != Role::Passive && intent == Intent::Receive {
             // For the peer's word or data, as the program's recv(2) would: with its flags, its
             // time-out and its signals. Not as the deciding thread, because another thread may want
             // to send.
             tcp::peek(fd, &mut [0], 0)?;
         }
-        match begin(fd, entry, way) {
-            Some(Err(EAGAIN)) if way == Intent::Receive => {}
+        match begin(fd, entry, intent) {
+            Some(Err(EAGAIN)) if intent == Intent::Receive => {}
             Some(result) => return result,
             None => {}
         }
@@ -195,23 +195,23 @@ fn decide_pending(fd: c_int, entry: Entry, way: Intent) -> Result<Option<c_int>,
 }
 
 /// Decides if no other thread does. `None` means that the table's entry is to be read again.
-fn begin(fd: c_int, entry: Entry, way: Intent) -> Option<Result<Option<c_int>, c_int>> {
+fn begin(fd: c_int, entry: Entry, intent: Intent) -> Option<Result<Option<c_int>, c_int>> {
     // A cancelled thread would leave the socket busy. Decisions have a time-out.
     without_cancel(|_| {
         let busy = Entry { flags: entry.flags | BUSY, ..entry };
-        let result = table::replace(fd, Some(entry), Some(busy)).then(|| decide(fd, busy, way));
+        let result = table::replace(fd, Some(entry), Some(busy)).then(|| decide(fd, busy, intent));
         transition::announce();
         result
     })
 }
 
 /// Decides, as the only thread that does, and leaves the final entry in the table.
-fn decide(fd: c_int, busy: Entry, way: Intent) -> Result<Option<c_int>, c_int> {
+fn decide(fd: c_int, busy: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
     let tcp = open_fds::duplicate(fd);
     let outcome = match Role::of(busy) {
         _ if tcp < 0 => Outcome::Tcp,
         Role::Passive => handshake::accept(tcp),
-        role => handshake::find_word(tcp, role, way),
+        role => handshake::find_word(tcp, role, intent),
     };
     let result = commit(fd, tcp, busy, outcome);
     open_fds::close(tcp);

@@ -67,7 +67,7 @@ pub(super) struct Registration {
     is_job: [bool; 2],
     /// Number of times in a row that the service was busy.
     busy: u32,
-    /// The descriptor of [`watch_channel`](super::watch_channel), and whether the epoll has it already.
+    /// The descriptor of [`watch_channel`](super::watch_channel), and whether the epoll has it.
     pub second: Option<(c_int, bool)>,
     pub service: Arc<dyn Service>,
     /// The time of each kind of timer that is set, and its number.

@@ -19,7 +19,7 @@ use crate::{auto, errno, next_symbol, rsocket_abi, tcp};
 /// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is,
 /// and what they are asked to move. `before` may fail with an errno.
 macro_rules! forward_data {
-    ($($name:ident by $to:ident, $way:expr, ($($arg:ident: $type:ty),*) -> $result:ty, $asked:expr
+    ($($name:ident by $to:ident, $intent:expr, ($($arg:ident: $type:ty),*) -> $result:ty, $asked:expr
         $(, before $before:expr)?;)*) => {$(exports! {
         #[doc = concat!(stringify!($name), "(2).")]
         fn $name(fd: c_int, $($arg: $type),*) -> $result {
@@ -29,7 +29,7 @@ macro_rules! forward_data {
             unsafe fn decided(fd: c_int, $($arg: $type),*) -> $result {
                 // SAFETY: the C contract.
                 unsafe {
-                    match fds::data(fd, $way) {
+                    match fds::data(fd, $intent) {
                         Target::Kernel => next_symbol::$name(fd, $($arg),*),
                         Target::Rsocket(inner) => {
                             let result = rsocket_abi::$to(inner, $($arg),*) as ssize_t;
@@ -67,13 +67,13 @@ unsafe fn check_count(message: *const msghdr) -> Result<(), c_int> {
     if is_too_long { Err(libc::EMSGSIZE) } else { Ok(()) }
 }
 
-/// The way of a call that receives.
+/// The intent of a call that receives.
 #[inline(always)]
 fn receive(flags: c_int) -> Intent {
     if flags & MSG_DONTWAIT != 0 { Intent::ReceiveNow } else { Intent::Receive }
 }
 
-/// The way of a call that sends.
+/// The intent of a call that sends.
 #[inline(always)]
 fn transmit(flags: c_int) -> Intent {
     if flags & MSG_DONTWAIT != 0 { Intent::SendNow } else { Intent::Send }

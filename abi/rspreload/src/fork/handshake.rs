@@ -36,8 +36,8 @@ enum Heard {
 }
 
 /// Decides for a socket that was connected.
-pub fn find_word(tcp: c_int, role: Role, way: Intent) -> Outcome {
-    if way.sends() {
+pub fn find_word(tcp: c_int, role: Role, intent: Intent) -> Outcome {
+    if intent.sends() {
         return find_word_to_send(tcp);
     }
     match hear(tcp) {

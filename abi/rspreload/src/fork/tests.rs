@@ -20,9 +20,9 @@ fn connection() -> (TcpStream, TcpStream) {
     (client, server)
 }
 
-fn decide(socket: &TcpStream, way: Intent) -> Result<Option<c_int>, c_int> {
+fn decide(socket: &TcpStream, intent: Intent) -> Result<Option<c_int>, c_int> {
     let fd = socket.as_raw_fd();
-    resolve_pending(fd, table::get(fd).unwrap(), way)
+    resolve_pending(fd, table::get(fd).unwrap(), intent)
 }
 
 fn role(socket: &TcpStream) -> Option<Role> {
@@ -40,11 +40,11 @@ fn rsocket(socket: &TcpStream) -> TcpStream {
 
 #[test]
 fn both_ends_become_rsockets() {
-    for way in [Intent::Send, Intent::Receive] {
+    for intent in [Intent::Send, Intent::Receive] {
         let (client, server) = connection();
         client.set_nodelay(true).unwrap();
         std::thread::scope(|scope| {
-            let active = scope.spawn(|| decide(&client, way));
+            let active = scope.spawn(|| decide(&client, intent));
             assert!(matches!(decide(&server, Intent::Receive), Ok(Some(_))));
             assert!(matches!(active.join().unwrap(), Ok(Some(_))));
         });
@@ -199,9 +199,9 @@ fn sending_and_receiving_threads_decide_once() {
         let (client, server) = connection();
         std::thread::scope(|scope| {
             let threads: Vec<_> = [Intent::Receive, Intent::Send, Intent::Receive, Intent::Send]
-                .map(|way| {
+                .map(|intent| {
                     let client = &client;
-                    scope.spawn(move || decide_if_there(client, way))
+                    scope.spawn(move || decide_if_there(client, intent))
                 })
                 .into();
             let passive = decide(&server, Intent::Receive).unwrap();
@@ -215,10 +215,10 @@ fn sending_and_receiving_threads_decide_once() {
 }
 
 /// As [`decide`], for a socket that another thread may have decided before.
-fn decide_if_there(socket: &TcpStream, way: Intent) -> Result<Option<c_int>, c_int> {
+fn decide_if_there(socket: &TcpStream, intent: Intent) -> Result<Option<c_int>, c_int> {
     match table::get(socket.as_raw_fd()) {
         Some(Entry { kind: Kind::Socket, inner, .. }) => Ok(Some(inner)),
-        _ => decide(socket, way),
+        _ => decide(socket, intent),
     }
 }
 
@@ -255,11 +255,11 @@ fn a_member_of_an_epoll_is_handed_over() {
 
 #[test]
 fn a_silent_peer_is_served_over_tcp() {
-    for way in [Intent::Receive, Intent::ReceiveNow, Intent::SendNow] {
+    for intent in [Intent::Receive, Intent::ReceiveNow, Intent::SendNow] {
         let (mut silent, mut server) = connection();
         // Not in fork mode: it does not even look for the word.
         table::swap(silent.as_raw_fd(), None);
-        assert_eq!(decide(&server, way), Ok(None));
+        assert_eq!(decide(&server, intent), Ok(None));
         assert_eq!(table::get(server.as_raw_fd()), None);
         silent.write_all(b"late").unwrap();
         let mut bytes = [0; 4];

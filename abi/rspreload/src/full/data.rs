@@ -318,9 +318,9 @@ const PIECE: usize = 4096;
 
 /// The kernel is about to move data over a number of its own: if the number is forwarded, the
 /// process that has the rsocket has to know.
-fn before_use(fd: c_int, way: Intent) {
+fn before_use(fd: c_int, intent: Intent) {
     if let Fd::Tracked(entry) = Fd::of(fd) {
-        auto::before_use(entry, way);
+        auto::before_use(entry, intent);
     }
 }
 

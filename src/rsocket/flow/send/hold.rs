@@ -1,6 +1,6 @@
 //! Small messages that are held while earlier ones are on their way, to be sent as one.
 //!
-//! A message is on its way until its work request has completed. The first messages of a row are
+//! A message is on its way until its work request has completed. The first messages of a burst are
 //! sent at once, so a program that sends a request and waits for the answer never comes here. From
 //! then on each message is signaled, and one that finds others on their way is copied to the send
 //! buffer only. On a device that completes messages before the next one is sent, looking for
@@ -22,11 +22,11 @@ const NODELAY_WINDOW: usize = 4;
 const TRIES: u32 = 4;
 const LONGEST_PAUSE: u32 = 12;
 
-/// Messages in a row, and those of them that are held.
+/// Messages in succession, without a call that receives, and those of them that are held.
 #[derive(Debug)]
 pub(super) struct Burst {
-    /// Number of messages that are sent at once, before others may be held: the first of the row,
-    /// or a pause.
+    /// Number of messages that are sent at once, before others may be held: the first of the
+    /// burst, or a pause.
     at_once: u32,
     /// Bytes held, which follow those in use in the send buffer. Only if `at_once` is 0.
     held: u32,

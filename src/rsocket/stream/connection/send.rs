@@ -626,7 +626,7 @@ impl Connection {
     }
 
     /// A call of `thread` receives, or waits for data: if the same thread has sent, what is held is
-    /// sent now, and what it sends next begins a new row. Returns whether this has sent something,
+    /// sent now, and what it sends next begins a new burst. Returns whether this has sent something,
     /// or failed to.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
