@@ -1,6 +1,6 @@
 /*
- * Threads that wait in raccept, options that are set after rlisten, clients of a full backlog, and a process without
- * descriptors for the connections that it gets. Run on ours only.
+ * Threads that wait in raccept, clients of a full backlog, and a process without descriptors for the connections that it
+ * gets. Run on ours only.
  */
 #include "both_sides.h"
 
@@ -147,24 +147,6 @@ static void a_cancelled_thread_leaves_the_connection(void)
 	}
 }
 
-/* ---- options that are set after rlisten, as riostream does ---------------------------------------------- */
-
-/* They are the connection's, although its request came before. */
-static void options_after_listening(void)
-{
-	int entries = 4, got = 0, client, server;
-	socklen_t len = sizeof(got);
-
-	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
-	EXPECT((client = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0)) >= 0);
-	EXPECT_ERROR(rconnect(client, &to.sa, addr_len(&to)), EINPROGRESS);
-	pause_briefly();
-	EXPECT(!rsetsockopt(listener, SOL_RDMA, RDMA_IOMAPSIZE, &entries, sizeof(entries)));
-	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
-	EXPECT(!rgetsockopt(server, SOL_RDMA, RDMA_IOMAPSIZE, &got, &len) && got == entries);
-	EXPECT(!rclose(client) && !rclose(server) && !rclose(listener));
-}
-
 /* ---- a full backlog, as with TCP ------------------------------------------------------------------------ */
 
 /* A backlog of one connection: the next client waits until this one is accepted. */
@@ -269,7 +251,6 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	CASE(a_connection_wakes_one_thread);
 	CASE(a_cancelled_thread_leaves_the_connection);
-	CASE(options_after_listening);
 	BOTH(full_backlog);
 	CASE(no_descriptors);
 	CASE(one_descriptor);
