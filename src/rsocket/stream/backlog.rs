@@ -32,8 +32,8 @@ const MAX_READING_TURNS: u32 = 8;
 
 /// How long requests wait after rlisten(3) if raccept(3) was not called yet. Programs set the options
 /// of their connections after rlisten(3) as well, at once: the reference answers requests in
-/// raccept(3). After requests that have waited for 2 ms while their peers gave up, soft-iWARP of
-/// Linux 6.1 lets a later connection of the process fail with `ENOMEM` (half_open).
+/// raccept(3). With 2 ms a later connection over soft-iWARP fails with `ENOMEM` where the peers of
+/// the requests gave up meanwhile (half_open); the cause is not known.
 const OPTIONS_TIME: Duration = Duration::from_micros(500);
 
 /// How long a connection in the handshake keeps its slot if others wait for one. Its peer may be
