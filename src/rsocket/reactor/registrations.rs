@@ -267,7 +267,7 @@ impl Reactor {
         let command = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
         let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
         self.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
-        if let Some(registration) = self.registrations.get_mut(&key).filter(|_| !is_known) {
+        if !is_known && let Some(registration) = self.registrations.get_mut(&key) {
             registration.second = Some((fd, true));
         }
         Ok(())

@@ -27,16 +27,16 @@ pub(super) trait HoldsData: EventSource {
 #[inline]
 pub(super) fn ensure_flush_scheduled<S: HoldsData>(stream: &S, state: &mut S::State) {
     if S::has_held(state) {
-        attend_now(stream, state);
+        schedule_flush(stream, state);
     }
 }
 
 #[inline(never)]
-fn attend_now<S: HoldsData>(stream: &S, state: &mut S::State) {
+fn schedule_flush<S: HoldsData>(stream: &S, state: &mut S::State) {
     // Completions from before the CQ was armed raise no event.
     let has_to_wait = !stream.arm_send_cq(state) || stream.must_hold(state);
-    let is_attended = has_to_wait && S::is_send_cq_armed(state) && is_watched(stream, state);
-    if !is_attended {
+    let is_scheduled = has_to_wait && S::is_send_cq_armed(state) && is_watched(stream, state);
+    if !is_scheduled {
         stream.send_held(state);
     }
 }

@@ -27,13 +27,13 @@ pub(super) fn ensure_armed<S: Starts>(stream: &S, state: &mut S::State) {
     // The first condition is cheap, for a poller of many streams that are new for long.
     let is_armed = S::leadership(state).is_some_and(|leadership| leadership.is_armed());
     if !(is_armed && S::is_watched(state)) && S::is_starting(state) {
-        attend_now(stream, state);
+        watch_and_arm(stream, state);
     }
 }
 
 #[cold]
 #[inline(never)]
-fn attend_now<S: Starts>(stream: &S, state: &mut S::State) {
+fn watch_and_arm<S: Starts>(stream: &S, state: &mut S::State) {
     if !S::is_watched(state) {
         stream.watch_soon(state);
     }

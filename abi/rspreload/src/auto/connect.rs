@@ -230,13 +230,9 @@ pub fn ended(to: &Name, error: c_int) -> Reason {
         // says nothing. Or the host has answered, and a server that is ending has closed then.
         ECONNRESET | ECONNABORTED | EADDRINUSE | EADDRNOTAVAIL | EAFNOSUPPORT | EINVAL | EMFILE | ENFILE | ENOMEM
         | ENOBUFS | EAGAIN | EPERM | EACCES => Reason::Failed(error),
-        ETIMEDOUT => {
+        _ => {
             route::remember(Subject::Host(to.address()), Outcome::Silent);
-            Reason::Silent
-        }
-        error => {
-            route::remember(Subject::Host(to.address()), Outcome::Silent);
-            Reason::Failed(error)
+            if error == ETIMEDOUT { Reason::Silent } else { Reason::Failed(error) }
         }
     }
 }
