@@ -3,10 +3,10 @@
 use std::{env, error::Error, path::PathBuf};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=src/sys/uapi.h");
+    println!("cargo:rerun-if-changed=src/os/uapi.h");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     bindgen::Builder::default()
-        .header("src/sys/uapi.h")
+        .header("src/os/uapi.h")
         .allowlist_type("rdma_ucm_.*|rdma_nl.*|rdma_nldev_.*|ib_user_.*|ib_path_rec_data|ib_uverbs_(qp|ah)_attr")
         .allowlist_type("ibv_sa_path_rec|ibv_path_data|ibv_path_record|verbs_context|sockaddr_ib")
         .allowlist_var("RDMA_USER_CM_.*|RDMA_NL.*|IWPM_.*|RDMA_MAX_PRIVATE_DATA|RDMA_OPTION_.*|IBV_PATH_.*")

@@ -55,14 +55,10 @@ impl Errno {
     /// Runs a call that leaves the thread's errno alone if it succeeds.
     #[inline]
     pub fn keeping<T>(call: impl FnOnce() -> Option<Result<T>>) -> Option<Result<T>> {
-        // SAFETY: never fails.
-        let place = unsafe { libc::__errno_location() };
-        // SAFETY: this thread's errno.
-        let before = unsafe { *place };
+        let before = base::errno::get();
         let result = call();
         if let Some(Ok(_)) = result {
-            // SAFETY: as above.
-            unsafe { *place = before };
+            base::errno::set(before);
         }
         result
     }

@@ -1,8 +1,8 @@
 //! The core behind `librdmacm.so.1`: the RDMA connection manager in user space.
 //!
 //! Each layer uses only those below it: the C entry points (`abi/rdmacm`), the calls (`cm`,
-//! `rsocket`), system calls and libibverbs ([`sys`]). The port mapper for iWARP devices is a crate
-//! of its own (`iwpmd`), which uses [`mod@errno`] and [`sys`] alone.
+//! `rsocket`), the kernel's connection manager ([`ucm`]) and libibverbs ([`verbs`]), and what every
+//! process has ([`os`]).
 
 /// C programs pass structures that contain times (timeval) to the library. On 32-bit machines the
 /// programs may have a 64-bit time_t and Rust's libc a 32-bit one (debian/README.source).
@@ -13,8 +13,10 @@ pub mod cm;
 pub mod diag;
 pub mod errno;
 pub mod ffi;
+pub mod os;
 pub mod rsocket;
 pub mod startup;
-pub mod sys;
+pub mod ucm;
+pub mod verbs;
 
 pub use errno::{Errno, Result};

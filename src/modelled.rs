@@ -9,7 +9,7 @@
 mod errno;
 mod models;
 
-mod sys {
+mod os {
     pub mod alloc;
     pub use crate::models::{cancel, event};
     pub mod futex;

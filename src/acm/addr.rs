@@ -7,7 +7,7 @@
 use libc::{AF_INET, AF_INET6, sockaddr_storage};
 
 use crate::ffi::{RDMA_IB_IP_PORT_MASK, RDMA_IB_IP_PS_MASK};
-use crate::sys::sockaddr::AF_IB;
+use crate::os::sockaddr::AF_IB;
 
 /// The default partition with full membership, host byte order.
 pub const DEFAULT_PKEY: u16 = 0xFFFF;

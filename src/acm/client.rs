@@ -22,10 +22,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::errno::{Errno, Result};
-use crate::sys::cancel::in_call;
-use crate::sys::clock::monotonic_ms;
-use crate::sys::event::Deadline;
-use crate::sys::library_fds;
+use crate::os::cancel::in_call;
+use crate::os::clock::monotonic_ms;
+use crate::os::event::Deadline;
+use crate::os::library_fds;
 
 use super::socket::{connect_loopback, connect_unix, has_input, receive_exact, send_all};
 use super::wire::{Answer, HEADER_LEN, Header, MAX_RECORDS, Query, RECORD_LEN, Request, parse_records};

@@ -7,8 +7,9 @@ use std::time::Duration;
 use libc::{c_int, pollfd, sockaddr, sockaddr_in, sockaddr_un, socklen_t};
 
 use crate::errno::{Errno, Result};
-use crate::sys::event::Deadline;
-use crate::sys::{clock, library_fds};
+use crate::os::clock;
+use crate::os::event::Deadline;
+use crate::os::library_fds;
 
 /// Returns the timeout for poll(2) in milliseconds, rounded up so that it does not end too early;
 /// fails with ETIMEDOUT after the deadline.

@@ -7,7 +7,7 @@
 use base::ibacm::{FLAG_DEST, FLAG_NODELAY, FLAG_SOURCE, INFO, PATH_DGID, PATH_SGID, TYPE_IPV4, TYPE_IPV6, TYPE_PATH};
 pub use base::ibacm::{HEADER_LEN, Header, MAX_MESSAGE, MAX_RECORDS, Malformed, PATH_RECORD_LEN, RECORD_LEN, Request};
 
-use crate::sys::uapi::ibv_path_data;
+use crate::os::uapi::ibv_path_data;
 
 use super::addr::{Addr, Gid, V6, array};
 

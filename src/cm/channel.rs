@@ -9,11 +9,11 @@ use super::id::Id;
 use super::library::library;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_event_channel;
-use crate::sys::alloc::try_box;
-use crate::sys::cancel::{disabled, in_call};
-use crate::sys::chardev::RdmaCm;
-use crate::sys::library_fds::OwnFd;
-use crate::sys::ucma;
+use crate::os::alloc::try_box;
+use crate::os::cancel::{disabled, in_call};
+use crate::os::library_fds::OwnFd;
+use crate::ucm;
+use crate::ucm::chardev::RdmaCm;
 
 /// An event channel in use: `struct rdma_event_channel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
     let (old, old_fd) = (id.channel(), id.fd());
     id.set_channel(target.as_c());
     id.set_sync(own);
-    let reported = match ucma::migrate_id(target.fd(), id.handle(), old_fd) {
+    let reported = match ucm::migrate_id(target.fd(), id.handle(), old_fd) {
         Ok(reported) => reported,
         Err(error) => {
             id.set_channel(old);
@@ -147,7 +147,7 @@ pub fn move_to_new_file(id: &Id) -> Result<OwnedFd> {
     let new = library()?.node.try_open()?;
     let former = OwnFd::duplicate(id.fd())?;
     id.state().former.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-    let reported = ucma::migrate_id(new.as_raw_fd(), id.handle(), id.fd())?;
+    let reported = ucm::migrate_id(new.as_raw_fd(), id.handle(), id.fd())?;
     id.completed.wait_for(reported);
     id.state().former.push(former);
     Ok(new)
@@ -159,7 +159,7 @@ pub(super) fn fetch_from_former(listener: &Id, handle: u32) {
     let former = mem::take(&mut listener.state().former);
     for file in &former {
         // Fails for all files but the one that the request arrived at.
-        let _ = ucma::migrate_id(listener.fd(), handle, file.as_raw_fd());
+        let _ = ucm::migrate_id(listener.fd(), handle, file.as_raw_fd());
     }
     listener.state().former = former;
 }

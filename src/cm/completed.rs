@@ -1,8 +1,9 @@
 //! Counts acknowledged events: an id can be freed once the program has acknowledged all events that
 //! the kernel reported.
 
-use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use base::futex;
 
 /// The number of completed events: those that the program has acknowledged, and those that the
 /// library has consumed.
@@ -35,10 +36,7 @@ impl Completed {
         let next = |before: u32| Some((before & !AWAITED).wrapping_add(2));
         let (Ok(before) | Err(before)) = self.completed.fetch_update(Ordering::Release, Ordering::Relaxed, next);
         if before & AWAITED != 0 {
-            let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-            // SAFETY: the kernel takes any address. If the memory has been freed, there is no
-            // waiter, or a spurious wake-up.
-            unsafe { libc::syscall(libc::SYS_futex, word, operation, i32::MAX) };
+            futex::wake(word, i32::MAX);
         }
     }
 
@@ -51,10 +49,7 @@ impl Completed {
             }
             let awaited = word | AWAITED;
             if self.completed.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-                let forever: *const libc::timespec = ptr::null();
-                // SAFETY: a live word, and no time-out.
-                unsafe { libc::syscall(libc::SYS_futex, self.completed.as_ptr(), operation, awaited, forever) };
+                futex::wait(self.completed.as_ptr(), awaited, None);
             }
         }
     }

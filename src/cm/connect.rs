@@ -16,9 +16,9 @@ use super::resolve::update_addresses;
 use crate::diag::probes;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_MAX_RESP_RES, rdma_cm_event_type, rdma_port_space};
-use crate::sys::uapi::{rdma_ucm_conn_param, rdma_ucm_ece};
-use crate::sys::ucma;
-use crate::sys::verbs::{IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP};
+use crate::os::uapi::{rdma_ucm_conn_param, rdma_ucm_ece};
+use crate::ucm;
+use crate::verbs::{IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP};
 
 /// Reasons of a reject (IBTA 12.6.7.2): the program rejects the connection, or the ECE offer.
 const REASON_CONSUMER: u8 = 0;
@@ -29,7 +29,7 @@ pub fn connect(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
     probes::cm_connect(id.as_c());
     decide(id, param, false)?;
     let operation = id.operation();
-    ucma::connect(id.fd(), id.handle(), |body| body.ece = fill(&mut body.conn_param, id, param))?;
+    ucm::connect(id.fd(), id.handle(), |body| body.ece = fill(&mut body.conn_param, id, param))?;
     operation.complete()
 }
 
@@ -101,7 +101,7 @@ pub(super) fn complete_response(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
 }
 
 fn ready_to_use(id: &Id) -> Result<()> {
-    ucma::accept(id.fd(), id.handle(), |_| ())
+    ucm::accept(id.fd(), id.handle(), |_| ())
 }
 
 /// rdma_establish(3): completes a connection of an id without a QP. Fails with `EINVAL` if the id
@@ -120,7 +120,7 @@ pub fn listen(id: &Id, backlog: c_int) -> Result<()> {
     if is_bound {
         update_addresses(id)?;
     }
-    ucma::listen(id.fd(), id.handle(), backlog as u32)?;
+    ucm::listen(id.fd(), id.handle(), backlog as u32)?;
     // An id that was not bound has its port only now: no peer knows it yet.
     if is_bound { Ok(()) } else { update_addresses(id) }
 }
@@ -177,7 +177,7 @@ pub fn accept(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
         qp::to_rts(id, Some(initiator_depth))?;
     }
     let operation = id.operation();
-    let accepted = ucma::accept(id.fd(), id.handle(), |body| {
+    let accepted = ucm::accept(id.fd(), id.handle(), |body| {
         body.uid = id.uid();
         body.ece = fill(&mut body.conn_param, id, param);
     });
@@ -205,12 +205,12 @@ pub fn reject_ece(id: &Id, private_data: &[u8]) -> Result<()> {
 }
 
 fn reject_for(id: &Id, private_data: &[u8], reason: u8) -> Result<()> {
-    ucma::reject(id.fd(), id.handle(), reason, private_data)
+    ucm::reject(id.fd(), id.handle(), reason, private_data)
 }
 
 /// rdma_notify(3): reports an asynchronous event of the QP to the kernel.
 pub fn notify(id: &Id, event: u32) -> Result<()> {
-    ucma::notify(id.fd(), id.handle(), event)
+    ucm::notify(id.fd(), id.handle(), event)
 }
 
 /// rdma_disconnect(3): stops the QP, then disconnects from the peer.
@@ -221,7 +221,7 @@ pub fn disconnect(id: &Id) -> Result<()> {
         _ => return Err(Errno::EINVAL),
     }
     let operation = id.operation();
-    ucma::disconnect(id.fd(), id.handle())?;
+    ucm::disconnect(id.fd(), id.handle())?;
     operation.complete()
 }
 

@@ -4,7 +4,7 @@ use std::ptr::{self, NonNull};
 
 use super::id::Id;
 use crate::errno::{Errno, Result};
-use crate::sys::verbs::{self, ibv_comp_channel, ibv_cq};
+use crate::verbs::{self, ibv_comp_channel, ibv_cq};
 
 /// Which of an id's CQs the library created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,11 +15,11 @@ use std::ptr::NonNull;
 use super::forks;
 use super::global::{GlobalLock, Guard};
 use crate::errno::{Errno, Result};
-use crate::sys::alloc::try_push;
-use crate::sys::cancel::in_call;
-use crate::sys::event::EventFd;
-use crate::sys::owner::Owner;
-use crate::sys::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
+use crate::os::alloc::try_push;
+use crate::os::cancel::in_call;
+use crate::os::event::EventFd;
+use crate::os::owner::Owner;
+use crate::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
 
 /// Taken under no lock but those of rsockets and an id's `qp_use` (docs/concurrency.md).
 pub(super) static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry::new());

@@ -10,7 +10,7 @@ use super::id::Id;
 use super::log;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
-use crate::sys::verbs::{self, ibv_context, ibv_pd};
+use crate::verbs::{self, ibv_context, ibv_pd};
 
 /// The PD of a connection on the device of its id. Keeps the device open.
 #[derive(Debug)]

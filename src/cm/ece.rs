@@ -3,8 +3,8 @@
 use super::id::Id;
 use super::objects::Qp;
 use crate::errno::{Errno, Result};
-use crate::sys::uapi::rdma_ucm_ece;
-use crate::sys::verbs::ibv_ece;
+use crate::os::uapi::rdma_ucm_ece;
+use crate::verbs::ibv_ece;
 
 /// rdma_set_local_ece(3): for ids without a QP of their own; ids with one use its options.
 pub fn set_local_ece(id: &Id, ece: &ibv_ece) -> Result<()> {

@@ -11,10 +11,10 @@ use super::owned_id::{self, OwnedId};
 use super::{qp, resolve, srq};
 use crate::errno::{Errno, Result};
 use crate::ffi::RAI_PASSIVE;
-use crate::sys::alloc::try_copy;
-use crate::sys::cancel;
-use crate::sys::sockaddr::AddrRef;
-use crate::sys::verbs::{ibv_pd, ibv_qp_init_attr};
+use crate::os::alloc::try_copy;
+use crate::os::cancel;
+use crate::os::sockaddr::AddrRef;
+use crate::verbs::{ibv_pd, ibv_qp_init_attr};
 
 /// Time-out for resolving the address, and for resolving the route, of an active endpoint, in
 /// milliseconds.

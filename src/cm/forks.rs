@@ -7,7 +7,7 @@
 use super::device_registry::{REGISTRY, Registry};
 use super::handles::{self, HANDLES};
 use crate::errno::Result;
-use crate::sys::atfork::{self, Handlers, Layer};
+use crate::os::atfork::{self, Handlers, Layer};
 
 static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 

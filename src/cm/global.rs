@@ -6,7 +6,7 @@
 use std::cell::UnsafeCell;
 use std::time::Duration;
 
-use crate::sys::lock::{self, Lock};
+use crate::os::lock::{self, Lock};
 
 /// How long fork() waits for another thread that holds the lock: five seconds. The work done under
 /// the lock is shorter, unless a device or its driver does not answer.

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use super::global::GlobalLock;
 use super::id::Id;
 use crate::errno::{Errno, Result};
-use crate::sys::numbered::Numbered;
+use crate::os::numbered::Numbered;
 
 /// A hash table, because the kernel numbers the ids of all processes together: a process with few
 /// ids may have high numbers.

@@ -15,11 +15,11 @@ use super::device_registry::{Bound, Limits};
 use super::objects::{Context, Qp, Srq, Template};
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_id, rdma_event_channel};
-use crate::sys::library_fds::OwnFd;
-use crate::sys::sockaddr::{SockAddr, overwrite};
-use crate::sys::sync::{Mutex, MutexGuard};
-use crate::sys::uapi::rdma_ucm_ece;
-use crate::sys::verbs::{
+use crate::os::library_fds::OwnFd;
+use crate::os::sockaddr::{SockAddr, overwrite};
+use crate::os::sync::{Mutex, MutexGuard};
+use crate::os::uapi::rdma_ucm_ece;
+use crate::verbs::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq, ibv_transport_type,
 };
 

@@ -5,11 +5,12 @@ use once_cell::race::{OnceBool, OnceBox};
 use super::{device_registry, forks};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_IB_IP_PS_MASK, RDMA_IB_IP_PS_TCP, rdma_port_space};
-use crate::sys::alloc::try_box;
-use crate::sys::cancel::in_call;
-use crate::sys::chardev::RdmaCm;
-use crate::sys::sockaddr::{AF_IB, SockAddr, SockaddrIb};
-use crate::sys::{ucma, verbs};
+use crate::os::alloc::try_box;
+use crate::os::cancel::in_call;
+use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb};
+use crate::ucm;
+use crate::ucm::chardev::RdmaCm;
+use crate::verbs;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -89,15 +90,15 @@ pub fn need_devices() -> Result<()> {
 
 /// Binds a temporary id to the wildcard AF_IB address of the TCP port space.
 fn probe_af_ib(channel: RawFd) -> Result<bool> {
-    let id = ucma::create_id(channel, 0, rdma_port_space::RDMA_PS_IB as u16, verbs::ibv_qp_type::IBV_QPT_RC as u8)?;
+    let id = ucm::create_id(channel, 0, rdma_port_space::RDMA_PS_IB as u16, verbs::ibv_qp_type::IBV_QPT_RC as u8)?;
     let wildcard = SockaddrIb {
         family: AF_IB as u16,
         sid: RDMA_IB_IP_PS_TCP.to_be(),
         sid_mask: RDMA_IB_IP_PS_MASK.to_be(),
         ..Default::default()
     };
-    let bound = ucma::bind(channel, id, &SockAddr::from_ib(&wildcard));
-    ucma::destroy_id(channel, id)?;
+    let bound = ucm::bind(channel, id, &SockAddr::from_ib(&wildcard));
+    ucm::destroy_id(channel, id)?;
     match bound {
         Ok(()) => Ok(true),
         // A passing condition, which says nothing about the kernel.

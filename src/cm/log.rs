@@ -9,7 +9,7 @@ use super::id::Id;
 use crate::diag::{self, BadEvent, Cause, Endpoints, GoodEvent, Path, probes};
 use crate::errno::Errno;
 use crate::ffi::{ibv_sa_path_rec, rdma_cm_event, rdma_cm_event_type};
-use crate::sys::verbs::IBV_TRANSPORT_IWARP;
+use crate::verbs::IBV_TRANSPORT_IWARP;
 
 /// Addresses and device of an id.
 pub fn endpoints(id: &Id) -> Endpoints {

@@ -18,10 +18,10 @@ use crate::acm::addr::Gid;
 use crate::acm::{self, addr::Addr, wire::Paths};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event_type, rdma_port_space};
-use crate::sys::cancel;
-use crate::sys::sockaddr::SockAddr;
-use crate::sys::ucma::{self, Service};
-use crate::sys::verbs::{self, IBV_LINK_LAYER_INFINIBAND, ibv_context, ibv_port_state, ibv_qp_type};
+use crate::os::cancel;
+use crate::os::sockaddr::SockAddr;
+use crate::ucm::{self, Service};
+use crate::verbs::{self, IBV_LINK_LAYER_INFINIBAND, ibv_context, ibv_port_state, ibv_qp_type};
 
 /// The kernel and the devices of this machine.
 struct Machine;
@@ -79,7 +79,7 @@ fn ask_ports(context: NonNull<ibv_context>, service: &Service, found: &mut Found
     Ok(())
 }
 
-fn ask_port(gid: Gid, service: &Service) -> Result<Vec<ucma::ServiceRecord>> {
+fn ask_port(gid: Gid, service: &Service) -> Result<Vec<ucm::ServiceRecord>> {
     let (ps, qp_type) = (rdma_port_space::RDMA_PS_IB as u32, ibv_qp_type::IBV_QPT_RC);
     let id = owned_id::create_internal(ps, qp_type)?;
     let destroy = || {
@@ -92,13 +92,13 @@ fn ask_port(gid: Gid, service: &Service) -> Result<Vec<ucma::ServiceRecord>> {
     records
 }
 
-fn bind_and_ask(id: &Id, gid: Gid, service: &Service) -> Result<Vec<ucma::ServiceRecord>> {
+fn bind_and_ask(id: &Id, gid: Gid, service: &Service) -> Result<Vec<ucm::ServiceRecord>> {
     let addr = SockAddr::from_bytes(&service::port_address(gid).to_bytes())?;
-    ucma::bind(id.fd(), id.handle(), &addr)?;
+    ucm::bind(id.fd(), id.handle(), &addr)?;
     let operation = id.operation();
-    ucma::resolve_ib_service(id.fd(), id.handle(), service)?;
+    ucm::resolve_ib_service(id.fd(), id.handle(), service)?;
     operation.complete()?;
-    ucma::query_ib_service(id.fd(), id.handle())
+    ucm::query_ib_service(id.fd(), id.handle())
 }
 
 /// rdma_getaddrinfo(3).
@@ -117,7 +117,7 @@ pub fn resolve_addrinfo(id: &Id, node: Option<&CStr>, service: Option<&CStr>, hi
     let operation = id.operation();
     let started = match (source, service) {
         (Source::SubnetAdministrator, Some(service)) => {
-            service::parse(service).and_then(|service| ucma::resolve_ib_service(id.fd(), id.handle(), &service))
+            service::parse(service).and_then(|service| ucm::resolve_ib_service(id.fd(), id.handle(), &service))
         }
         _ => getaddrinfo(node, service, hints).map_err(GaiError::to_errno).and_then(|list| announce(id, list)),
     };
@@ -133,7 +133,7 @@ pub fn resolve_addrinfo(id: &Id, node: Option<&CStr>, service: Option<&CStr>, hi
 fn announce(id: &Id, list: List) -> Result<()> {
     const INTERNAL: u32 = rdma_cm_event_type::RDMA_CM_EVENT_INTERNAL as u32;
     id.state().search.finish(list);
-    ucma::write_cm_event(id.fd(), id.handle(), INTERNAL, 0, rdma_cm_event_type::RDMA_CM_EVENT_ADDRINFO_RESOLVED as u64)
+    ucm::write_cm_event(id.fd(), id.handle(), INTERNAL, 0, rdma_cm_event_type::RDMA_CM_EVENT_ADDRINFO_RESOLVED as u64)
 }
 
 /// ADDRINFO_RESOLVED from the kernel: fetches the service records.
@@ -157,7 +157,7 @@ pub(super) fn service_resolved(id: &Id) -> Result<()> {
 }
 
 fn fetch(id: &Id) -> Result<List> {
-    let records = ucma::query_ib_service(id.fd(), id.handle())?;
+    let records = ucm::query_ib_service(id.fd(), id.handle())?;
     let mut list = List::new();
     service::append(&mut list, &records, None)?;
     if list.is_empty() { Err(Errno::ENOENT) } else { Ok(list) }

@@ -10,11 +10,11 @@ use super::id::{Group, Id};
 use super::library::library;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_join_mc_attr_mask, rdma_cm_mc_join_flags};
-use crate::sys::alloc::{try_box, try_push};
-use crate::sys::sockaddr::{AF_IB, AddrRef, SockAddr};
-use crate::sys::sync::Mutex;
-use crate::sys::ucma;
-use crate::sys::verbs::{self, ibv_ah_attr, ibv_gid};
+use crate::os::alloc::{try_box, try_push};
+use crate::os::sockaddr::{AF_IB, AddrRef, SockAddr};
+use crate::os::sync::Mutex;
+use crate::ucm;
+use crate::verbs::{self, ibv_ah_attr, ibv_gid};
 
 /// The handle of a membership before the kernel has assigned one. The kernel does not use it.
 const NO_HANDLE: u32 = u32::MAX;
@@ -147,7 +147,7 @@ unsafe fn join_in_kernel(id: &Id, group: *const Group, addr: &SockAddr, flags: u
     if library()?.af_ib()? {
         // SAFETY: the kernel has written the handle before it ends the membership, without which
         // the group is not freed.
-        return unsafe { ucma::join_mcast(id.fd(), id.handle(), uid, addr, flags as u16, handle) };
+        return unsafe { ucm::join_mcast(id.fd(), id.handle(), uid, addr, flags as u16, handle) };
     }
     // The older command has neither AF_IB nor flags: a send-only member becomes a full member whose
     // QP is not attached.
@@ -155,7 +155,7 @@ unsafe fn join_in_kernel(id: &Id, group: *const Group, addr: &SockAddr, flags: u
         return Err(Errno::EINVAL);
     }
     // SAFETY: as above.
-    unsafe { ucma::join_ip_mcast(id.fd(), id.handle(), uid, addr, handle) }
+    unsafe { ucm::join_ip_mcast(id.fd(), id.handle(), uid, addr, handle) }
 }
 
 /// Removes the membership of a synchronous join that ended in an error event. The event stays for
@@ -169,7 +169,7 @@ fn drop_failed(id: &Id, address: *const Group) {
     }
     let Some(group) = remove(id, address) else { return };
     // The kernel drops the unread events of the membership.
-    if ucma::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)).is_err() {
+    if ucm::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)).is_err() {
         keep(id, group);
         return;
     }
@@ -194,7 +194,7 @@ pub fn leave_multicast(id: &Id, addr: &SockAddr) -> Result<()> {
     // more.
     let matches = |group: &Group| group.is_known_to_kernel() && group.addr.bytes() == addr.bytes();
     let group = id.state().groups.take(matches).ok_or(Errno::EADDRNOTAVAIL)?;
-    match ucma::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)) {
+    match ucm::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)) {
         Ok(reported) => {
             if id.is_sync() {
                 // It may be the event of the join, which the program does not acknowledge.
@@ -216,7 +216,7 @@ pub fn leave_multicast(id: &Id, addr: &SockAddr) -> Result<()> {
 mod tests {
     use super::*;
     use crate::ffi::{rdma_event_channel, rdma_port_space};
-    use crate::sys::verbs::ibv_qp_type;
+    use crate::verbs::ibv_qp_type;
     use std::io::Write;
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 
 use crate::errno::{Errno, Result};
-use crate::sys::verbs::{
+use crate::verbs::{
     self, ibv_context, ibv_ece, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_init_attr_ex,
 };
 

@@ -5,7 +5,8 @@ use std::marker::PhantomData;
 
 use super::id::Id;
 use crate::errno::{Errno, Result};
-use crate::sys::{sockaddr, ucma};
+use crate::os::sockaddr;
+use crate::ucm;
 
 /// The value of an option. Only the kernel reads it, and fails with `EFAULT` if the memory is not
 /// readable.
@@ -38,7 +39,7 @@ impl<'a> From<&'a [u8]> for OptionValue<'a> {
 pub fn set_option(id: &Id, level: c_int, name: c_int, value: OptionValue<'_>) -> Result<()> {
     let len = u32::try_from(value.len).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the value is readable, or the kernel rejects its address.
-    unsafe { ucma::set_option(id.fd(), id.handle(), level as u32, name as u32, value.start, len) }
+    unsafe { ucm::set_option(id.fd(), id.handle(), level as u32, name as u32, value.start, len) }
 }
 
 /// rdma_get_src_port(3): in network byte order, 0 before the id is bound.

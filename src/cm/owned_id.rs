@@ -12,9 +12,9 @@ use super::library::library;
 use crate::diag::probes;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_id, rdma_port_space};
-use crate::sys::alloc::try_uninit;
-use crate::sys::ucma;
-use crate::sys::verbs::ibv_qp_type;
+use crate::os::alloc::try_uninit;
+use crate::ucm;
+use crate::verbs::ibv_qp_type;
 
 /// An id, with the right to destroy it. An id whose value is dropped is kept.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl OwnedId {
 
     /// Makes a new id known to the kernel; on failure it is freed.
     fn create_in_kernel(self, ps: u32, qp_type: u32) -> Result<OwnedId> {
-        match ucma::create_id(self.fd(), self.uid(), ps as u16, qp_type as u8) {
+        match ucm::create_id(self.fd(), self.uid(), ps as u16, qp_type as u8) {
             Ok(handle) => {
                 self.set_handle(handle);
                 Ok(self)
@@ -131,7 +131,7 @@ pub(super) fn create_for_request(listener: &Id, handle: u32) -> Result<OwnedId> 
     let channel = unsafe { EventChannel::from_c(listener.channel()) };
     let id = OwnedId::allocate(channel, listener.context(), listener.ps(), listener.qp_type()).inspect_err(|_| {
         // There is no remedy for a failure here.
-        let _ = ucma::destroy_id(listener.fd(), handle);
+        let _ = ucm::destroy_id(listener.fd(), handle);
     })?;
     id.set_handle(handle);
     if let Err(error) = handles::insert(handle, id.0) {
@@ -149,7 +149,7 @@ pub(super) fn create_for_request(listener: &Id, handle: u32) -> Result<OwnedId> 
 /// the kernel, too.
 pub fn destroy_id(id: OwnedId) -> Result<()> {
     probes::cm_close(id.as_c());
-    match ucma::destroy_id(id.fd(), id.handle()) {
+    match ucm::destroy_id(id.fd(), id.handle()) {
         Ok(reported) => {
             id.drop_event();
             id.completed.wait_for(reported);
@@ -171,7 +171,7 @@ pub fn destroy_id(id: OwnedId) -> Result<()> {
 /// kernel rejects the request.
 pub(super) fn discard(id: OwnedId) {
     // There is no remedy for a failure here.
-    let _ = ucma::destroy_id(id.fd(), id.handle());
+    let _ = ucm::destroy_id(id.fd(), id.handle());
     id.free();
 }
 

@@ -2,7 +2,7 @@
 
 use super::id::Id;
 use crate::errno::{Errno, Result};
-use crate::sys::uapi::rdma_ucm_conn_param;
+use crate::os::uapi::rdma_ucm_conn_param;
 
 /// Retry counts of a connection without parameters. 7 receiver-not-ready retries mean no limit.
 const RETRIES: u8 = 7;

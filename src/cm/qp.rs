@@ -13,9 +13,9 @@ use super::multicast;
 use super::objects::{Context, InitAttr, Pd, Qp};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_MAX_RESP_RES, RDMA_UDP_QKEY};
-use crate::sys::uapi::ib_uverbs_qp_attr;
-use crate::sys::ucma;
-use crate::sys::verbs::{
+use crate::os::uapi::ib_uverbs_qp_attr;
+use crate::ucm;
+use crate::verbs::{
     self, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
     ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
 };
@@ -253,7 +253,7 @@ fn state_only(state: u32) -> ibv_qp_attr {
 /// Returns the attribute mask.
 pub fn init_qp_attr(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
     let mut kernel = ib_uverbs_qp_attr::default();
-    ucma::init_qp_attr(id.fd(), id.handle(), attr.qp_state, &mut kernel)?;
+    ucm::init_qp_attr(id.fd(), id.handle(), attr.qp_state, &mut kernel)?;
     Ok(verbs::qp_attr_from_kernel(&kernel, attr))
 }
 

@@ -18,16 +18,16 @@ use super::option::{OptionValue, set_option};
 use crate::acm;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, ibv_sa_path_rec};
-use crate::sys::sockaddr::{AF_IB, SockAddr, SockaddrIb};
-use crate::sys::uapi::{
+use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb};
+use crate::os::uapi::{
     __kernel_sockaddr_storage, ibv_path_data, rdma_ucm_query_addr_resp, rdma_ucm_query_route_resp, sockaddr_in6,
 };
-use crate::sys::ucma;
-use crate::sys::verbs::{IBV_TRANSPORT_IB, path_rec_from_kernel};
+use crate::ucm;
+use crate::verbs::{IBV_TRANSPORT_IB, path_rec_from_kernel};
 
 /// rdma_bind_addr(3).
 pub fn bind_addr(id: &Id, addr: &SockAddr) -> Result<()> {
-    let bind = if takes_any_family([addr])? { ucma::bind } else { ucma::bind_ip };
+    let bind = if takes_any_family([addr])? { ucm::bind } else { ucm::bind_ip };
     bind(id.fd(), id.handle(), addr)?;
     ask(id, &[query_addr, query_gid])
 }
@@ -46,7 +46,7 @@ pub fn resolve_addr(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms:
 
 fn start_resolving(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: u32) -> Result<()> {
     let any = takes_any_family([dst].into_iter().chain(src))?;
-    let resolve = if any { ucma::resolve_addr } else { ucma::resolve_ip };
+    let resolve = if any { ucm::resolve_addr } else { ucm::resolve_ip };
     resolve(id.fd(), id.handle(), src, dst, timeout_ms)
 }
 
@@ -78,7 +78,7 @@ fn resolve_route_within(id: &Id, timeout_ms: c_int, acm_timeout: Duration) -> Re
     // resolved.
     let known = id.transport() == Some(IBV_TRANSPORT_IB) && from_acm(id, acm_timeout).is_ok();
     if !known {
-        ucma::resolve_route(id.fd(), id.handle(), timeout_ms as u32)?;
+        ucm::resolve_route(id.fd(), id.handle(), timeout_ms as u32)?;
     }
     operation.complete()
 }
@@ -136,7 +136,7 @@ fn has_gids(id: &Id) -> bool {
 
 fn query_addr(id: &Id) -> Result<()> {
     let mut answer = rdma_ucm_query_addr_resp::default();
-    ucma::query_addr(id.fd(), id.handle(), &mut answer)?;
+    ucm::query_addr(id.fd(), id.handle(), &mut answer)?;
     id.set_pkey(answer.pkey);
     id.write_source(prefix(&answer.src_addr, answer.src_size));
     id.write_destination(prefix(&answer.dst_addr, answer.dst_size));
@@ -145,7 +145,7 @@ fn query_addr(id: &Id) -> Result<()> {
 
 fn query_gid(id: &Id) -> Result<()> {
     let mut answer = rdma_ucm_query_addr_resp::default();
-    ucma::query_gid(id.fd(), id.handle(), &mut answer)?;
+    ucm::query_gid(id.fd(), id.handle(), &mut answer)?;
     id.set_gids(gid_of(&answer.src_addr), gid_of(&answer.dst_addr));
     Ok(())
 }
@@ -160,14 +160,14 @@ fn gid_of(address: &__kernel_sockaddr_storage) -> [u8; 16] {
 }
 
 fn query_path(id: &Id) -> Result<()> {
-    let mut answer = ucma::Paths::default();
-    ucma::query_path(id.fd(), id.handle(), &mut answer)?;
+    let mut answer = ucm::Paths::default();
+    ucm::query_path(id.fd(), id.handle(), &mut answer)?;
     id.set_paths(answer.records().iter().map(unpack))
 }
 
 /// Queries addresses, device and paths in one command, on kernels without AF_IB.
 fn query_route(id: &Id) -> Result<()> {
-    let answer = ucma::query_route(id.fd(), id.handle())?;
+    let answer = ucm::query_route(id.fd(), id.handle())?;
     let count = usize::try_from(answer.num_paths).unwrap_or(0).min(answer.ib_route.len());
     if count > 0 {
         id.set_paths(answer.ib_route[..count].iter().map(path_rec_from_kernel))?;
@@ -265,7 +265,7 @@ pub(super) fn set_paths(id: &Id, paths: OptionValue<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::uapi::ibv_path_record;
+    use crate::os::uapi::ibv_path_record;
 
     #[test]
     fn only_some_kernels_take_ib_addresses() {

@@ -8,7 +8,7 @@ use super::device_registry;
 use super::id::Id;
 use super::objects::{InitAttr, Pd, Srq};
 use crate::errno::{Errno, Result};
-use crate::sys::verbs::{
+use crate::verbs::{
     IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD, IBV_SRQT_BASIC,
     IBV_SRQT_XRC, ibv_srq_init_attr, ibv_srq_init_attr_ex,
 };

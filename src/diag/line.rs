@@ -7,8 +7,8 @@ use std::net::Ipv6Addr;
 use libc::{c_int, sockaddr_storage};
 
 use super::facts::{Endpoints, is_unspecified};
-use crate::sys::fixed_string::FixedString;
-use crate::sys::sockaddr::{AF_IB, SockaddrIb, inet, port};
+use crate::os::fixed_string::FixedString;
+use crate::os::sockaddr::{AF_IB, SockaddrIb, inet, port};
 
 /// Maximum length of a line in bytes; a longer line is truncated.
 const MAX_LINE: usize = 600;
@@ -106,7 +106,7 @@ impl fmt::Display for Address<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::sockaddr::{SockAddr, zeroed};
+    use crate::os::sockaddr::{SockAddr, zeroed};
 
     fn v4(ip: [u8; 4], port: u16) -> sockaddr_storage {
         *SockAddr::from_inet(&(ip, port).into()).storage()

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use ibverbs_sys::{ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_srq};
 use libc::{size_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 
-pub use crate::sys::uapi::ibv_sa_path_rec;
+pub use crate::os::uapi::ibv_sa_path_rec;
 
 /// Type of an event.
 #[repr(C)]

@@ -1,4 +1,4 @@
-//! The counter that threads wait on (`sys::futex::Changes`).
+//! The counter that threads wait on (`os::futex::Changes`).
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use loom::sync::atomic::{AtomicBool, Ordering};
 
 use super::explore;
 use crate::errno::Errno;
-use crate::sys::futex::Changes;
+use crate::os::futex::Changes;
 
 #[derive(Default)]
 struct Shared {

@@ -1,7 +1,7 @@
-//! The lock that knows its holder (`sys::lock`).
+//! The lock that knows its holder (`os::lock`).
 
 use super::explore;
-use crate::sys::lock::{Lock, Unavailable};
+use crate::os::lock::{Lock, Unavailable};
 
 struct Shared {
     lock: Lock<(u32, u32)>,

@@ -9,7 +9,7 @@ use crate::errno::Errno;
 use crate::rsocket::poll::wait_one;
 use crate::rsocket::pollable::Pollable;
 use crate::rsocket::stream::model::{Stream, soon};
-use crate::sys::event::{Deadline, wait_for_edge};
+use crate::os::event::{Deadline, wait_for_edge};
 
 type Shared = Arc<Stream>;
 

@@ -20,12 +20,12 @@ use super::stream::{self, Received, Stream, Value};
 use super::table::{Pinned, Table};
 use crate::diag::{self, Endpoints};
 use crate::errno::{Errno, Result};
-use crate::sys::alloc::try_arc;
-use crate::sys::cancel;
-use crate::sys::event;
-use crate::sys::library_fds;
-use crate::sys::mark::Mark;
-use crate::sys::sockaddr::{AF_IB, SockAddr};
+use crate::os::alloc::try_arc;
+use crate::os::cancel;
+use crate::os::event;
+use crate::os::library_fds;
+use crate::os::mark::Mark;
+use crate::os::sockaddr::{AF_IB, SockAddr};
 
 /// The object behind a descriptor number.
 enum Object {
@@ -149,7 +149,7 @@ pub fn listen(fd: c_int, backlog: c_int) -> Result<()> {
 /// raccept(3). Returns the connection's descriptor and its peer's address.
 pub fn accept(fd: c_int) -> Result<(c_int, sockaddr_storage)> {
     let new = stream(fd)?.accept()?;
-    let name = new.peer_name().unwrap_or(crate::sys::sockaddr::zeroed());
+    let name = new.peer_name().unwrap_or(crate::os::sockaddr::zeroed());
     let fd = new.fd();
     register(fd, Object::Socket(Socket::Stream(Arc::clone(&new)))).inspect_err(|_| {
         let _ = new.close();

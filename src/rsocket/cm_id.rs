@@ -7,11 +7,11 @@ use std::ptr::{self, NonNull};
 use crate::cm::{self, ConnParam, EventChannel, Id, InitAttr, Limits, OwnedChannel, OwnedId, Pd};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use crate::os::event;
+use crate::os::library_fds::{self, OwnFd};
+use crate::os::sockaddr::SockAddr;
 use crate::rsocket::reactor;
-use crate::sys::event;
-use crate::sys::library_fds::{self, OwnFd};
-use crate::sys::sockaddr::SockAddr;
-use crate::sys::verbs::{self, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
+use crate::verbs::{self, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
 
 /// Maximum length of private data on any transport, in bytes.
 const PRIVATE_DATA: usize = 256;

@@ -14,7 +14,7 @@ use std::path::Path;
 use once_cell::race::OnceBox;
 
 use super::wire;
-use crate::sys::alloc::try_box;
+use crate::os::alloc::try_box;
 
 /// The initial options of a new socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

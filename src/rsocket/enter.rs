@@ -1,8 +1,8 @@
 //! How a call of the program takes a socket's lock.
 
 use crate::errno::{Errno, Result};
-use crate::sys::lock::{Guard, Lock};
-use crate::sys::owner::Owner;
+use crate::os::lock::{Guard, Lock};
+use crate::os::owner::Owner;
 
 /// Locks a socket's state for a call of the program. Fails with `EBADF` for a socket of the parent
 /// process.

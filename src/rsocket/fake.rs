@@ -12,7 +12,7 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, pollfd};
 
 use super::pollable::{Descriptors, Lookup, Notice, Pollable, Watchers};
 use crate::errno::Result;
-use crate::sys::event::{EventFd, poll};
+use crate::os::event::{EventFd, poll};
 
 #[derive(Clone, Copy)]
 pub enum Change {

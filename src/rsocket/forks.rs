@@ -6,8 +6,8 @@ use std::ffi::c_int;
 use super::{calls, pinned_budget, reactor, socket_table, stream};
 use crate::cm;
 use crate::errno::{Errno, Result};
-use crate::sys::atfork::{self, Handlers, Layer};
-use crate::sys::library_fds;
+use crate::os::atfork::{self, Handlers, Layer};
+use crate::os::library_fds;
 
 static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 

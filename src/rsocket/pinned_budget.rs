@@ -21,7 +21,8 @@ use once_cell::race::OnceRef;
 
 use super::config::defaults;
 use crate::errno::{Errno, Result};
-use crate::sys::{clock, memlock};
+use crate::os::clock;
+use crate::os::memlock;
 
 /// Bytes taken from the budget for growth, and from the one for full receive buffers.
 static USED: AtomicU64 = AtomicU64::new(0);

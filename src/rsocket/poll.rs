@@ -18,8 +18,8 @@ use super::pollable::{Lookup, Pollable, Watcher, reported, wanted};
 use super::small_list::SmallList;
 use super::spinning::Spinning;
 use crate::errno::{Errno, Result};
-use crate::sys::cancel::{in_waiting_call, sleep, with_cleanup};
-use crate::sys::event::{self, Deadline};
+use crate::os::cancel::{in_waiting_call, sleep, with_cleanup};
+use crate::os::event::{self, Deadline};
 
 /// Number of descriptors that are handled without allocation.
 const INLINE_FDS: usize = 32;

@@ -7,8 +7,8 @@ use std::thread;
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 
 use super::*;
+use crate::os::event::EventFd;
 use crate::rsocket::fake::{Change, FIRST, Fake, Table};
-use crate::sys::event::EventFd;
 
 fn fd(fd: c_int, events: c_short) -> pollfd {
     pollfd { fd, events, revents: 0x7FFF }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::pollable::{Notice, Watcher};
 use crate::errno::Result;
-use crate::sys::alloc::try_arc;
-use crate::sys::event::EventFd;
-use crate::sys::owner::Owner;
-use crate::sys::sync::atomic::{AtomicBool, Ordering};
+use crate::os::alloc::try_arc;
+use crate::os::event::EventFd;
+use crate::os::owner::Owner;
+use crate::os::sync::atomic::{AtomicBool, Ordering};
 
 /// An eventfd that becomes readable with a notice. A notice is only a hint: it may be left over
 /// from an earlier wait.

@@ -13,8 +13,8 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, P
 
 use super::small_list::SmallList;
 use crate::errno::{Errno, Result};
-use crate::sys::event::Deadline;
-use crate::sys::sync::{
+use crate::os::event::Deadline;
+use crate::os::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicUsize, Ordering},
 };

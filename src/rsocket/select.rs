@@ -12,7 +12,7 @@ use super::poll::poll_until;
 use super::pollable::Lookup;
 use super::small_list::SmallList;
 use crate::errno::{Errno, Result};
-use crate::sys::event::Deadline;
+use crate::os::event::Deadline;
 
 /// A set of descriptors is an array of these words (`__fd_mask` in sys/select.h).
 pub type Word = c_ulong;

@@ -10,8 +10,8 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use super::*;
+use crate::os::event::EventFd;
 use crate::rsocket::fake::{Change, Fake, Table};
-use crate::sys::event::EventFd;
 
 /// Exceeds FD_SETSIZE, because other tests have many descriptors open.
 const NFDS: usize = 8192;

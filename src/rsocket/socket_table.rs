@@ -18,8 +18,8 @@ use libc::sockaddr_storage;
 pub use layout::{CLOSING, CONNECTED, Counters, DATAGRAM, LISTENING};
 
 use crate::cm::{self, Id};
-use crate::sys::library_fds::{self, OwnFd};
-use crate::sys::owner::Owner;
+use crate::os::library_fds::{self, OwnFd};
+use crate::os::owner::Owner;
 
 /// MFD_NOEXEC_SEAL, which kernels before 6.3 reject.
 const NOEXEC_SEAL: c_uint = 8;

@@ -20,7 +20,7 @@ use std::{
 };
 
 use crate::errno::{Errno, Result};
-use crate::sys::sync::{
+use crate::os::sync::{
     Arc,
     atomic::{AtomicPtr, AtomicUsize, Ordering},
     yield_now,

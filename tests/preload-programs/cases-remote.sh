@@ -247,7 +247,7 @@ case_stunnel() {
 }
 
 # A client that connects and then becomes a daemon. Over RDMA the connection ends with its first process (docs/preload.md),
-# and its child gets an error. Otherwise nothing is lost.
+# and both ends get an error. Otherwise nothing is lost.
 case_connect_then_fork() {
     local how report status
     random server.in 2000000
@@ -263,6 +263,8 @@ case_connect_then_fork() {
             [ "$report, $status" = "to the end, 0" ] || fail "$how: $report, the server: $(ended "$status")"
             same server.in "received-$how"
             same sent server.out
+        else
+            [ "$status" != 0 ] || fail "$how: $report, and the server takes it for an end in order"
         fi
         fact "$how: $report"
     done

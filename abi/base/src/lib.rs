@@ -4,6 +4,9 @@
 #![no_std]
 
 pub mod auto_config;
+pub mod cancel;
+pub mod errno;
+pub mod futex;
 pub mod ibacm;
 pub mod netlink;
 pub mod preload_rules;

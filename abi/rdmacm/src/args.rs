@@ -6,7 +6,7 @@ use std::slice;
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 use rdmacm_core::cm::{ConnParam, EndpointInfo, Hints, JoinAttr, OptionValue};
 use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_join_mc_attr_ex, rdma_conn_param};
-use rdmacm_core::sys::sockaddr::{AddrRef, SockAddr};
+use rdmacm_core::os::sockaddr::{AddrRef, SockAddr};
 use rdmacm_core::{Errno, Result};
 
 /// Maximum length of an address.

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use libc::sockaddr;
 use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::{rdma_cm_id, rdma_conn_param};
-use rdmacm_core::sys::sockaddr::SockAddr;
+use rdmacm_core::os::sockaddr::SockAddr;
 
 use crate::out::out;
 use crate::report::{Call, WHOLE};

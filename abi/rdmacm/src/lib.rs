@@ -55,6 +55,6 @@ static ON_LOAD: extern "C" fn() = startup::on_load;
 #[unsafe(link_section = ".fini_array")]
 static ON_EXIT: extern "C" fn() = startup::on_exit;
 
-/// Lets `sys::alloc::try_arc` allocate.
+/// Lets `os::alloc::try_arc` allocate.
 #[global_allocator]
-static ALLOCATOR: rdmacm_core::sys::alloc::Allocator = rdmacm_core::sys::alloc::Allocator;
+static ALLOCATOR: rdmacm_core::os::alloc::Allocator = rdmacm_core::os::alloc::Allocator;

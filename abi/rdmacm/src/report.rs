@@ -7,9 +7,9 @@ use libc::{sockaddr, socklen_t};
 use rdmacm_core::cm::{self, Id};
 use rdmacm_core::diag::{self, Endpoints, Subject};
 use rdmacm_core::ffi::rdma_cm_id;
+use rdmacm_core::os::cancel;
+use rdmacm_core::os::mark::Mark;
 use rdmacm_core::rsocket::{self, calls};
-use rdmacm_core::sys::cancel;
-use rdmacm_core::sys::mark::Mark;
 use rdmacm_core::{Errno, Result};
 
 /// A call of the program: its name, and what it is about.

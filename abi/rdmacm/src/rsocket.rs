@@ -9,9 +9,9 @@ use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, so
 use rdmacm_core::diag::probes;
 use rdmacm_core::errno::Result;
 use rdmacm_core::ffi::rfcntl_argument;
+use rdmacm_core::os::cancel;
+use rdmacm_core::os::sockaddr::SockAddr;
 use rdmacm_core::rsocket::calls;
-use rdmacm_core::sys::cancel;
-use rdmacm_core::sys::sockaddr::SockAddr;
 use rdmacm_core::{Errno, rsocket as core};
 
 use crate::buffers::{buffer, buffers, bytes, name_out};

@@ -31,7 +31,7 @@ mod auto;
 mod calls;
 mod config;
 mod epoll;
-mod errno;
+use base::errno;
 mod fds;
 mod fork;
 mod fork_handlers;

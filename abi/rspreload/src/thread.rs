@@ -1,36 +1,15 @@
 //! Threads of the library's own, and what a thread holds while it has locked something.
-//!
-//! pthread_cancel(3) may end a thread in the middle of a call. The C library unwinds the thread's
-//! stack from the system call in which it sleeps, without running destructors: what has to be
-//! undone must be registered first, with [`with_cleanup`]. The GNU C library also runs what is
-//! registered when a signal handler leaves the call by longjmp(3).
 
 use core::ffi::{c_int, c_void};
-use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::{mem, ptr};
 
+use base::cancel::{DISABLE, set_state};
+use base::futex;
+
+pub use base::cancel::with_cleanup;
+
 use crate::errno;
-
-/// `struct _pthread_cleanup_buffer` of pthread.h.
-#[repr(C)]
-struct Buffer {
-    routine: Option<Routine>,
-    argument: *mut c_void,
-    cancel_type: c_int,
-    previous: *mut Buffer,
-}
-
-type Routine = unsafe extern "C" fn(*mut c_void);
-
-unsafe extern "C" {
-    fn _pthread_cleanup_push(buffer: *mut Buffer, routine: Routine, argument: *mut c_void);
-    fn _pthread_cleanup_pop(buffer: *mut Buffer, execute: c_int);
-    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
-}
-
-/// PTHREAD_CANCEL_DISABLE of pthread.h.
-const DISABLE: c_int = 1;
 
 /// The thread cannot be cancelled until this is dropped: what it has locked would stay locked.
 pub struct CancelDisabled {
@@ -66,13 +45,6 @@ impl Drop for CancelDisabled {
     }
 }
 
-fn set_state(state: c_int) -> c_int {
-    let mut before = 0;
-    // SAFETY: a value of the setting; `before` is writable.
-    unsafe { pthread_setcancelstate(state, &raw mut before) };
-    before
-}
-
 /// Runs a call in which the thread cannot be cancelled, but for what the call allows. A handler may
 /// leave it by longjmp(3): the setting is the program's again then.
 pub fn without_cancel<T>(call: impl FnOnce(&CancelDisabled) -> T) -> T {
@@ -81,26 +53,6 @@ pub fn without_cancel<T>(call: impl FnOnce(&CancelDisabled) -> T) -> T {
         set_state(cancel.before);
     };
     with_cleanup(restore, || call(&cancel))
-}
-
-/// Runs `call`, and `undo` if the thread is cancelled in it.
-#[inline]
-pub fn with_cleanup<T>(mut undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
-    unsafe extern "C" fn run<F: FnMut()>(undo: *mut c_void) {
-        // SAFETY: the closure of this function's caller, whose frame still exists.
-        unsafe { (*undo.cast::<F>())() }
-    }
-    fn routine<F: FnMut()>(_: &F) -> Routine {
-        run::<F>
-    }
-    let routine = routine(&undo);
-    let mut buffer = MaybeUninit::<Buffer>::uninit();
-    // SAFETY: buffer and closure are not moved before the handler is removed, in this function.
-    unsafe { _pthread_cleanup_push(buffer.as_mut_ptr(), routine, (&raw mut undo).cast()) };
-    let result = call();
-    // SAFETY: the handler that was pushed last.
-    unsafe { _pthread_cleanup_pop(buffer.as_mut_ptr(), 0) };
-    result
 }
 
 /// Blocks all signals of the thread until it is dropped: a handler might need what the thread has
@@ -136,18 +88,12 @@ impl Drop for SignalsBlocked {
 /// when the time is over.
 pub fn sleep_while(word: &AtomicU32, value: u32, seconds: i64) -> bool {
     let limit = libc::timespec { tv_sec: seconds, tv_nsec: 0 };
-    let limit = if seconds == 0 { ptr::null() } else { &raw const limit };
-    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the word and the time live as long as the call.
-    let result = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, limit) };
-    result == 0 || errno::get() != libc::ETIMEDOUT
+    futex::wait(word.as_ptr(), value, (seconds != 0).then_some(&limit)) == 0 || errno::get() != libc::ETIMEDOUT
 }
 
 /// Wakes the threads that sleep at a word.
 pub fn wake_all(word: &AtomicU32) {
-    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: only the address of the word is used.
-    errno::keeping(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) });
+    futex::wake(word.as_ptr(), i32::MAX);
 }
 
 const FREE: u32 = 0;

@@ -4,6 +4,9 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use lexopt::Parser;
+use lexopt::prelude::*;
+
 use crate::loopback::Kind;
 
 pub const USAGE: &str = "\
@@ -41,33 +44,27 @@ pub struct Options {
     pub library: Option<PathBuf>,
 }
 
-/// Parses the command line. Fails with a message.
-pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Action, String> {
+/// Parses the arguments after the program's name. The error is a message for its user.
+pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Action, lexopt::Error> {
+    let mut parser = Parser::from_args(arguments);
     let mut options = Options { json: false, monitor: false, quiet: false, connections: true, library: None };
-    let mut arguments = arguments;
-    while let Some(argument) = arguments.next() {
-        match argument.to_str() {
-            Some("-h" | "--help") => return Ok(Action::Help),
-            Some("--version") => return Ok(Action::Version),
-            Some("--json") => options.json = true,
-            Some("--monitor") => options.monitor = true,
-            Some("-q" | "--quiet") => options.quiet = true,
-            Some("--no-connection") => options.connections = false,
-            Some("--library") => {
-                options.library = Some(arguments.next().ok_or("--library needs a file")?.into());
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Short('h') | Long("help") => return Ok(Action::Help),
+            Long("version") => return Ok(Action::Version),
+            Long("json") => options.json = true,
+            Long("monitor") => options.monitor = true,
+            Short('q') | Long("quiet") => options.quiet = true,
+            Long("no-connection") => options.connections = false,
+            Long("library") => options.library = Some(parser.value()?.into()),
+            Long("try") => {
+                let kind = parser.value()?.to_str().and_then(Kind::from_name).ok_or("--try: unknown kind")?;
+                return Ok(Action::Try { kind, address: parser.value()?.parse()?, library: parser.value()?.into() });
             }
-            Some("--try") => return parse_try(arguments),
-            _ => return Err(format!("unknown argument {}", argument.to_string_lossy())),
+            _ => return Err(argument.unexpected()),
         }
     }
     Ok(Action::Examine(options))
-}
-
-fn parse_try(mut arguments: impl Iterator<Item = OsString>) -> Result<Action, String> {
-    let mut next = || arguments.next().ok_or("--try KIND ADDRESS FILE");
-    let kind = next()?.to_str().and_then(Kind::from_name).ok_or("--try: unknown kind")?;
-    let address = next()?.to_str().and_then(|text| text.parse().ok()).ok_or("--try: invalid address")?;
-    Ok(Action::Try { kind, address, library: next()?.into() })
 }
 
 #[cfg(test)]
@@ -75,7 +72,7 @@ mod tests {
     use super::*;
 
     fn parsed(line: &str) -> Result<Action, String> {
-        parse(line.split_whitespace().map(OsString::from))
+        parse(line.split_whitespace().map(OsString::from)).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -85,6 +82,7 @@ mod tests {
         let all = Options { json: true, monitor: false, quiet: true, connections: false, library };
         assert_eq!(parsed("--json -q --no-connection --library /x"), Ok(Action::Examine(all)));
         assert!(matches!(parsed("--monitor"), Ok(Action::Examine(Options { monitor: true, json: false, .. }))));
+        assert_eq!(parsed("--library=/x"), parsed("--library /x"));
         assert!(parsed("--library").is_err() && parsed("--nonsense").is_err() && parsed("--try rdma here /x").is_err());
         assert!(matches!(parsed("--try rsockets ::1 /x"), Ok(Action::Try { kind: Kind::Rsockets, .. })));
     }

@@ -4,5 +4,5 @@ use std::env;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    iwpmd::daemon::start::main(env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()))
+    iwpmd::daemon::start::main(env::args_os().skip(1))
 }

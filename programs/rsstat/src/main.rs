@@ -20,7 +20,7 @@ use options::Options;
 use socket::Socket;
 
 fn main() -> ExitCode {
-    let options = match Options::parse(std::env::args().skip(1)) {
+    let options = match Options::parse(std::env::args_os().skip(1)) {
         Ok(options) => options,
         Err(end) => return end.report(),
     };

@@ -1,7 +1,11 @@
 //! The command line.
 
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 use std::time::Duration;
+
+use lexopt::Parser;
+use lexopt::prelude::*;
 
 use crate::socket::{Socket, State};
 
@@ -18,7 +22,7 @@ Lists the rsockets of all processes, or of these; of the own user's unless root 
   -V, --version          show the version
 ";
 
-/// See the module.
+/// What is listed, and how.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Options {
     pub processes: Vec<u32>,
@@ -54,26 +58,20 @@ impl End {
 
 impl Options {
     /// Parses the arguments after the program's name.
-    pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, End> {
+    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Options, End> {
         let mut options = Options::default();
-        let mut arguments = arguments.peekable();
-        while let Some(argument) = arguments.next() {
-            match argument.as_str() {
-                "-l" | "--listening" => options.listening = true,
-                "-c" | "--connected" => options.connected = true,
-                "-e" | "--extended" => options.extended = true,
-                "-j" | "--json" => options.json = true,
-                "-w" | "--watch" => {
-                    let seconds = arguments.next_if(|next| next.parse::<f64>().is_ok());
-                    options.watch = Some(interval(seconds.as_deref().unwrap_or("1"))?);
-                }
-                "-h" | "--help" => return Err(End::Help),
-                "-V" | "--version" => return Err(End::Version),
-                other => match (other.strip_prefix("--watch="), other.parse()) {
-                    (Some(seconds), _) => options.watch = Some(interval(seconds)?),
-                    (None, Ok(process)) => options.processes.push(process),
-                    (None, Err(_)) => return Err(End::Wrong(format!("unknown option or process: {other}"))),
-                },
+        let mut parser = Parser::from_args(arguments);
+        while let Some(argument) = parser.next()? {
+            match argument {
+                Short('l') | Long("listening") => options.listening = true,
+                Short('c') | Long("connected") => options.connected = true,
+                Short('e') | Long("extended") => options.extended = true,
+                Short('j') | Long("json") => options.json = true,
+                Short('w') | Long("watch") => options.watch = Some(seconds(&mut parser)?),
+                Short('h') | Long("help") => return Err(End::Help),
+                Short('V') | Long("version") => return Err(End::Version),
+                Value(process) => options.processes.push(process.parse()?),
+                _ => return Err(argument.unexpected().into()),
             }
         }
         Ok(options)
@@ -89,13 +87,22 @@ impl Options {
     }
 }
 
-fn interval(seconds: &str) -> Result<Duration, End> {
-    seconds
-        .parse()
-        .ok()
-        .and_then(|seconds: f64| Duration::try_from_secs_f64(seconds).ok())
-        .filter(|interval| *interval >= Duration::from_millis(10))
-        .ok_or_else(|| End::Wrong(format!("not a number of seconds: {seconds}")))
+impl From<lexopt::Error> for End {
+    fn from(error: lexopt::Error) -> End {
+        End::Wrong(error.to_string())
+    }
+}
+
+/// The interval after `-w`: joined to it, or the next argument if that is a number.
+fn seconds(parser: &mut Parser) -> Result<Duration, lexopt::Error> {
+    let is_number = |next: &OsStr| next.to_str().is_some_and(|next| next.parse::<f64>().is_ok());
+    let given = parser.optional_value().or_else(|| parser.try_raw_args()?.next_if(is_number));
+    given.unwrap_or_else(|| OsString::from("1")).parse_with(interval)
+}
+
+fn interval(seconds: &str) -> Result<Duration, &'static str> {
+    let seconds = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.filter(|interval| *interval >= Duration::from_millis(10)).ok_or("not a number of seconds from 0.01 on")
 }
 
 #[cfg(test)]
@@ -103,7 +110,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Options, End> {
-        Options::parse(line.split_whitespace().map(str::to_owned))
+        Options::parse(line.split_whitespace().map(OsString::from))
     }
 
     #[test]

@@ -7,9 +7,9 @@ use libc::{AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_STREAM};
 use crate::acm::addr::{Addr, DEFAULT_PKEY, Ib, SOCKADDR_IB_LEN};
 use crate::errno::Result;
 use crate::ffi::{RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, rdma_port_space};
-use crate::sys::c_alloc::{CBytes, CName};
-use crate::sys::resolver::{First, Question, resolve};
-use crate::sys::sockaddr::AF_IB;
+use crate::os::c_alloc::{CBytes, CName};
+use crate::os::resolver::{First, Question, resolve};
+use crate::os::sockaddr::AF_IB;
 
 use super::GaiError;
 use super::hints::Hints;

@@ -16,9 +16,9 @@ use crate::acm::addr::Gid;
 use crate::acm::wire::{Answer, Query};
 use crate::errno::{Errno, Result};
 use crate::ffi::RAI_PASSIVE;
-use crate::sys::c_alloc::CBytes;
-use crate::sys::cancel;
-use crate::sys::ucma::{Service, ServiceRecord};
+use crate::os::c_alloc::CBytes;
+use crate::os::cancel;
+use crate::ucm::{Service, ServiceRecord};
 
 mod dns;
 pub mod hints;

@@ -6,8 +6,8 @@ use crate::acm::ip_header;
 use crate::acm::wire::{Answer, PATH_RECORD_LEN, Path, Query};
 use crate::errno::Result;
 use crate::ffi::{RAI_NOROUTE, RAI_NUMERICHOST};
-use crate::sys::c_alloc::CBytes;
-use crate::sys::sockaddr::AF_IB;
+use crate::os::c_alloc::CBytes;
+use crate::os::sockaddr::AF_IB;
 
 use super::list::Entry;
 

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use super::*;
 use crate::acm::wire::parse_answer;
 use crate::ffi::{RAI_DNS, RAI_FAMILY, RAI_NOROUTE, RAI_NUMERICHOST, RAI_SA};
-use crate::sys::sockaddr::AF_IB;
+use crate::os::sockaddr::AF_IB;
 
 /// An environment with given answers, which records the queries.
 #[derive(Default)]

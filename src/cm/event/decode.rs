@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use crate::ffi::{rdma_cm_event_param, rdma_cm_event_type, rdma_conn_param, rdma_ud_param};
-use crate::sys::uapi::{RDMA_MAX_PRIVATE_DATA, rdma_ucm_conn_param, rdma_ucm_event_resp, rdma_ucm_ud_param};
-use crate::sys::verbs::fill_ah_attr;
+use crate::os::uapi::{RDMA_MAX_PRIVATE_DATA, rdma_ucm_conn_param, rdma_ucm_event_resp, rdma_ucm_ud_param};
+use crate::verbs::fill_ah_attr;
 
 /// The type of an event's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

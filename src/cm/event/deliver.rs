@@ -9,9 +9,9 @@ use crate::cm::id::Id;
 use crate::cm::{channel, connect, ece, handles, lookup, owned_id, qp, resolve};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type;
-use crate::sys::cancel::in_call;
-use crate::sys::log;
-use crate::sys::uapi::rdma_ucm_event_resp;
+use crate::os::cancel::in_call;
+use crate::os::log;
+use crate::os::uapi::rdma_ucm_event_resp;
 
 use rdma_cm_event_type::*;
 

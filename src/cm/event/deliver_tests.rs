@@ -5,8 +5,8 @@ use std::mem::zeroed;
 use std::ptr::NonNull;
 
 use super::*;
-use crate::sys::uapi::rdma_ucm_ece;
-use crate::sys::verbs::ibv_qp_type;
+use crate::os::uapi::rdma_ucm_ece;
+use crate::verbs::ibv_qp_type;
 
 /// An id; with a `handle` other than 0 one that the program has not accepted yet.
 struct Fixture {

@@ -12,9 +12,9 @@ use super::owned_id::{self, OwnedId};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event;
 use crate::ffi::rdma_cm_event_type::{self, *};
-use crate::sys::alloc::try_uninit;
-use crate::sys::uapi::rdma_ucm_event_resp;
-use crate::sys::ucma;
+use crate::os::alloc::try_uninit;
+use crate::os::uapi::rdma_ucm_event_resp;
+use crate::ucm;
 
 mod decode;
 mod deliver;
@@ -89,7 +89,7 @@ pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
                 lose(&mut *event, is_lost);
                 drop(room.take());
             };
-            ucma::get_event(channel.fd(), raw, cancelled)?;
+            ucm::get_event(channel.fd(), raw, cancelled)?;
             deliver::deliver(&mut *event)
         };
         if let Outcome::Show = outcome
@@ -171,7 +171,7 @@ pub fn write_cm_event(id: &Id, event: u32, status: c_int, arg: u64) -> Result<()
     if event != rdma_cm_event_type::RDMA_CM_EVENT_USER as u32 {
         return Err(Errno::EINVAL);
     }
-    ucma::write_cm_event(id.fd(), id.handle(), event, status as u32, arg)
+    ucm::write_cm_event(id.fd(), id.handle(), event, status as u32, arg)
 }
 
 macro_rules! names {

@@ -13,15 +13,15 @@ use crate::cm;
 use crate::diag::Endpoints;
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
+use crate::os::event;
+use crate::os::library_fds::{self, OwnFd};
+use crate::os::sockaddr::to_sockaddr;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key};
 use crate::rsocket::socket_table;
-use crate::sys::event;
-use crate::sys::library_fds::{self, OwnFd};
-use crate::sys::rc::{CompletionChannel, CompletionQueue, MemoryRegion, RECV_WR_ID_FLAG, ibv_wc};
-use crate::sys::sockaddr::to_sockaddr;
-use crate::sys::ud::{self, AddressHandle, GRH};
-use crate::sys::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
+use crate::verbs::rc::{CompletionChannel, CompletionQueue, MemoryRegion, RECV_WR_ID_FLAG, ibv_wc};
+use crate::verbs::ud::{self, AddressHandle, GRH};
+use crate::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Maximum length of a datagram with its header, in bytes.
 pub(super) const MAX_MESSAGE: usize = 2048;

@@ -14,12 +14,12 @@ use super::udp::{Probe, is_same_host};
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::*;
+use crate::os::alloc::try_arc;
+use crate::os::sockaddr::{to_sockaddr, with_port};
+use crate::os::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_TOS};
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::pollable::Notice;
 use crate::rsocket::reactor::{self, Key, Role};
-use crate::sys::alloc::try_arc;
-use crate::sys::sockaddr::{to_sockaddr, with_port};
-use crate::sys::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_TOS};
 
 /// Maximum number of concurrent searches. Further peers are reached over UDP until the next
 /// datagram.

@@ -11,15 +11,15 @@ use super::peers::Qp;
 use super::port::{MAX_MESSAGE, Port, Received};
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
+use crate::os::alloc::try_copy;
+use crate::os::event::Deadline;
+use crate::os::signals;
+use crate::os::sockaddr::{to_sockaddr, with_port};
 use crate::rsocket::config::defaults;
 use crate::rsocket::poll::wait_one;
 use crate::rsocket::pollable::Pollable;
 use crate::rsocket::reactor::Key;
 use crate::rsocket::wire::datagram::{MAX_UDP_HEADER, UdHeader, UdpHeader, UdpOp};
-use crate::sys::alloc::try_copy;
-use crate::sys::event::Deadline;
-use crate::sys::signals;
-use crate::sys::sockaddr::{to_sockaddr, with_port};
 
 /// Maximum number of UDP packets read at a time, so that the reactor serves other sockets, too.
 const MAX_PACKETS: usize = 64;

@@ -12,10 +12,10 @@ use super::port::{MAX_MESSAGE, Path, Port};
 use super::udp::{self, Udp};
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
+use crate::os::event::Deadline;
+use crate::os::sockaddr::{SockAddr, canonical_inet};
 use crate::rsocket::reactor::{self, Key};
 use crate::rsocket::wire::datagram::{MAX_UD_HEADER, UD_IPV4_HEADER, UdHeader, UdpHeader, UdpOp};
-use crate::sys::event::Deadline;
-use crate::sys::sockaddr::{SockAddr, canonical_inet};
 
 impl Dgram {
     /// rsend(3) and related calls.

@@ -15,11 +15,11 @@ use super::{Dgram, udp};
 use crate::diag::Endpoints;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
+use crate::os::event;
+use crate::os::sockaddr::{SockAddr, canonical_inet};
 use crate::rsocket::config::{MAX_ENTRIES, defaults};
 use crate::rsocket::stream::{Value, number, timeout};
 use crate::rsocket::wire;
-use crate::sys::event;
-use crate::sys::sockaddr::{SockAddr, canonical_inet};
 
 // Of linux/in.h and linux/in6.h.
 const IP_UNICAST_IF: c_int = 50;

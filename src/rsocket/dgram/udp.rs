@@ -13,9 +13,9 @@ use std::time::Duration;
 use libc::{AF_INET6, POLLOUT, iovec, pollfd, sockaddr_storage, socklen_t};
 
 use crate::errno::{Errno, Result};
-use crate::sys::event;
-use crate::sys::library_fds::{self, OwnFd};
-use crate::sys::sockaddr::{SockAddr, canonical_inet, to_sockaddr, zeroed as no_address};
+use crate::os::event;
+use crate::os::library_fds::{self, OwnFd};
+use crate::os::sockaddr::{SockAddr, canonical_inet, to_sockaddr, zeroed as no_address};
 
 /// A UDP socket.
 #[derive(Debug)]

@@ -11,12 +11,12 @@ use libc::{
 
 use super::Epoll;
 use crate::errno::Result;
+use crate::os::alloc::try_arc;
+use crate::os::event::KernelEpoll;
+use crate::os::owner::Owner;
+use crate::os::sync::{Mutex, MutexGuard};
 use crate::rsocket::pollable::{self, Notice, Pollable, Watcher};
 use crate::rsocket::small_list::SmallList;
-use crate::sys::alloc::try_arc;
-use crate::sys::event::KernelEpoll;
-use crate::sys::owner::Owner;
-use crate::sys::sync::{Mutex, MutexGuard};
 
 pub struct Member {
     /// The descriptor that the program added.

@@ -36,11 +36,11 @@ use self::member::{Interest, Member};
 use self::queue::Queue;
 use super::pollable::{Lookup, Pollable, Watcher};
 use crate::errno::{Errno, Result};
-use crate::sys::alloc::try_arc;
-use crate::sys::event::{self, KernelEpoll};
-use crate::sys::numbered::Numbered;
-use crate::sys::owner::AtomicOwner;
-use crate::sys::sync::{Mutex, MutexGuard};
+use crate::os::alloc::try_arc;
+use crate::os::event::{self, KernelEpoll};
+use crate::os::numbered::Numbered;
+use crate::os::owner::AtomicOwner;
+use crate::os::sync::{Mutex, MutexGuard};
 
 /// Data of the queue's eventfd and of the epoll with the ordinary descriptors in the main epoll.
 /// The members' data is larger ([`Member::key`]).

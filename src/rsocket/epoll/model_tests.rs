@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::tests::Fixture;
 use crate::errno::Result;
+use crate::os::event::{EventFd, KernelEpoll};
 use crate::rsocket::fake::{Change, readable};
-use crate::sys::event::{EventFd, KernelEpoll};
 
 const MEMBERS: usize = 4;
 

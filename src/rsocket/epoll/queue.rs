@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 
 use super::member::Member;
 use crate::errno::{Errno, Result};
-use crate::sys::event::EventFd;
-use crate::sys::sync::{Mutex, MutexGuard};
+use crate::os::event::EventFd;
+use crate::os::sync::{Mutex, MutexGuard};
 
 /// A FIFO that contains each member once. The eventfd is readable while the queue is not empty.
 ///

@@ -10,8 +10,8 @@ use libc::{
 };
 
 use super::*;
+use crate::os::event::EventFd;
 use crate::rsocket::fake::{Change, FIRST, Fake, Table, readable};
-use crate::sys::event::EventFd;
 
 /// An epoll and its rsockets, which are numbered from FIRST on. Their index is the data of their
 /// events.

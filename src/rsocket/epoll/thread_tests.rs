@@ -8,8 +8,8 @@ use libc::{EPOLL_CTL_MOD, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT};
 
 use super::tests::Fixture;
 use super::*;
+use crate::os::event::EventFd;
 use crate::rsocket::fake::{Change, Fake, Table};
-use crate::sys::event::EventFd;
 
 #[test]
 fn close_wakes_waiting_threads() {
@@ -46,7 +46,7 @@ fn the_child_of_a_fork_leaves_the_epoll_alone() {
     // SAFETY: the child closes its copies and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        crate::sys::owner::in_child();
+        crate::os::owner::in_child();
         fake.close();
         fixture.epoll.close();
         // SAFETY: ends the child without running the parent's exit handlers.

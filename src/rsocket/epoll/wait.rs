@@ -11,8 +11,8 @@ use libc::epoll_event;
 use super::member::{Decision, Member, Registered, Snapshot};
 use super::{Epoll, ORDINARY_KEY, QUEUE_KEY};
 use crate::errno::{Errno, Result};
+use crate::os::event::Deadline;
 use crate::rsocket::pollable::Watcher;
-use crate::sys::event::Deadline;
 
 /// The program's array of events, and the number of events in it.
 struct EventBuffer<'a> {

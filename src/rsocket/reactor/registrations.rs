@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use super::timers::Timers;
 use super::{Key, Role, Service, thread};
 use crate::errno::{Errno, Result};
-use crate::sys::event::KernelEpoll;
-use crate::sys::library_fds::{self, OwnFd};
-use crate::sys::numbered::Numbered;
-use crate::sys::owner::Owner;
+use crate::os::event::KernelEpoll;
+use crate::os::library_fds::{self, OwnFd};
+use crate::os::numbered::Numbered;
+use crate::os::owner::Owner;
 
 /// Set in the epoll's data for the second descriptor of a registration.
 pub(super) const SECOND: u64 = 1 << 63;

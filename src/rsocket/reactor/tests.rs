@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
-use crate::sys::event::EventFd;
+use crate::os::event::EventFd;
 
 /// What the service was called for.
 #[derive(Debug, PartialEq, Eq)]

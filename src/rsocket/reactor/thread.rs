@@ -8,8 +8,8 @@ use std::time::Instant;
 use super::registrations::{Call, Due, Reactor, SECOND, Timer};
 use super::{Key, Role, lock};
 use crate::errno::{Errno, Result};
-use crate::sys::clock;
-use crate::sys::futex::Changes;
+use crate::os::clock;
+use crate::os::futex::Changes;
 
 /// Counts the worker's jobs.
 pub(super) static JOBS: Changes = Changes::new();

@@ -16,12 +16,12 @@ use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm::{self, OwnedChannel};
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
+use crate::os::event::EventFd;
+use crate::os::sockaddr::{AF_IB, SockAddr};
 use crate::rsocket::cm_id::{CmId, Event, Request};
 use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::{self, ConnData};
-use crate::sys::event::EventFd;
-use crate::sys::sockaddr::{AF_IB, SockAddr};
 
 /// Largest backlog, as /proc/sys/net/core/somaxconn is for sockets.
 const MAX_BACKLOG: usize = 4096;

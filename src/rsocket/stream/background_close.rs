@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
+use crate::os::event;
+use crate::os::futex::Changes;
+use crate::os::library_fds::OwnFd;
+use crate::os::owner::Owner;
 use crate::rsocket::reactor::{self, FREE_TIMEOUT, Role};
 use crate::rsocket::wire::Control;
-use crate::sys::event;
-use crate::sys::futex::Changes;
-use crate::sys::library_fds::OwnFd;
-use crate::sys::owner::Owner;
 
 /// Time-out of the graceful end of an iWARP connection: the peer may be gone.
 pub(super) const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Stream;
+use crate::os::event;
+use crate::os::owner::Owner;
 use crate::rsocket::cm_id::Request;
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::ConnData;
-use crate::sys::event;
-use crate::sys::owner::Owner;
 
 /// Number of unaccepted connections of all listeners.
 static UNACCEPTED: AtomicUsize = AtomicUsize::new(0);

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use super::channel_leader::{self, EventSource, Leadership, Until};
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
+use crate::os::cancel;
+use crate::os::clock;
+use crate::os::event;
+use crate::os::futex::Changes;
+use crate::os::thread_word::Words;
 use crate::rsocket::config::defaults;
-use crate::sys::futex::Changes;
-use crate::sys::rc::{ChannelHandle, CqEvent};
-use crate::sys::thread_word::Words;
-use crate::sys::{cancel, clock, event};
+use crate::verbs::rc::{ChannelHandle, CqEvent};
 
 /// The state of one blocking call.
 pub(super) struct Wait {

@@ -12,14 +12,14 @@
 use std::time::{Duration, Instant};
 
 #[cfg(not(all(test, loom)))]
-pub(super) use crate::sys::lock::Guard as LockGuard;
+pub(super) use crate::os::lock::Guard as LockGuard;
 
 #[cfg(all(test, loom))]
 pub(super) use loom::sync::MutexGuard as LockGuard;
 
 use crate::errno::{Errno, Result};
-use crate::sys::event;
-use crate::sys::futex::Changes;
+use crate::os::event;
+use crate::os::futex::Changes;
 
 /// When a thread stops sleeping in a channel.
 #[derive(Clone, Copy, Debug)]

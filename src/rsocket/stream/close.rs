@@ -11,9 +11,9 @@ use super::held::HoldsData;
 use super::options::Linger;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader, outbox};
 use crate::errno::{Errno, Result};
+use crate::os::library_fds;
 use crate::rsocket::reactor::{self, LOCK_TIMEOUT, Role};
 use crate::rsocket::wire::Control;
-use crate::sys::library_fds;
 use crate::{cm, diag};
 
 /// Time-out for the last messages to arrive: longer than the transport's retries, for a peer that

@@ -14,13 +14,13 @@ use crate::cm;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::*;
+use crate::os::alloc::try_box;
+use crate::os::sockaddr::{self, AF_IB, SockAddr};
+use crate::os::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY};
 use crate::rsocket::cm_id::{CmId, Event};
 use crate::rsocket::reactor::{self, FREE_TIMEOUT, Key, Role};
 use crate::rsocket::wire::{self, ConnData};
-use crate::sys::alloc::try_box;
-use crate::sys::sockaddr::{self, AF_IB, SockAddr};
-use crate::sys::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY};
-use crate::sys::verbs::IBV_TRANSPORT_IWARP;
+use crate::verbs::IBV_TRANSPORT_IWARP;
 
 /// Time-out of the first attempt to resolve; it doubles with each further attempt.
 const FIRST_TIMEOUT_MS: u32 = 1000;

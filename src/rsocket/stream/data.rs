@@ -27,7 +27,7 @@ use super::connection::{Gather, MAX_COLLECTED, RdmaWrite, SendQueue, parts};
 use super::outbox::{self, Outbox, Posts};
 use super::{Guard, Phase, Received, State, Stream, held};
 use crate::errno::{Errno, Result};
-use crate::sys::cancel;
+use crate::os::cancel;
 
 /// Flags that the fast path accepts: they make no difference to a call that does not wait.
 const FAST_PATH_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;

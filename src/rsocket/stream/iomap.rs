@@ -8,10 +8,10 @@ use super::{Phase, State, Stream};
 use crate::cm;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
+use crate::os::alloc::try_push;
 use crate::rsocket::pinned_budget;
 use crate::rsocket::wire::{Mapping, Region};
-use crate::sys::alloc::try_push;
-use crate::sys::rc::MemoryRegion;
+use crate::verbs::rc::MemoryRegion;
 
 /// Credits that are reserved for data when entries are withdrawn: a peer that does not read grants
 /// no more credits.

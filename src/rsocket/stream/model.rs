@@ -18,8 +18,8 @@ use super::outbox::{self, Outbox, Posts};
 use super::starting::{self, Starts};
 use crate::errno::{Errno, Result};
 use crate::rsocket::pollable::{Descriptors, Notice, Pollable, Watchers};
-use crate::sys::event::{Deadline, EventFd, poll};
-use crate::sys::futex::Changes;
+use crate::os::event::{Deadline, EventFd, poll};
+use crate::os::futex::Changes;
 
 /// A deadline. Its value does not matter: every timeout expires at once.
 pub fn soon() -> Option<Instant> {

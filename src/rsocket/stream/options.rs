@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
+use crate::os::alloc::try_copy;
 use crate::rsocket::config::{self, MIN_SEND_BUFFER, SMALL_SEND_BUFFER, defaults};
 use crate::rsocket::wire;
-use crate::sys::alloc::try_copy;
 
 /// Largest buffer in bytes: half of it has to fit an SGL entry.
 const MAX_BUFFER: u32 = 1 << 30;
@@ -191,7 +191,7 @@ impl Options {
             RDMA_INLINE => self.inline = queue(number(value)?),
             RDMA_IOMAPSIZE => self.iomap = wire::round_iomap_size(number(value)?.max(0) as u32),
             RDMA_ROUTE => {
-                const PATH: usize = size_of::<crate::sys::uapi::ibv_path_data>();
+                const PATH: usize = size_of::<crate::os::uapi::ibv_path_data>();
                 if value.is_empty() || !value.len().is_multiple_of(PATH) {
                     return Err(Errno::EINVAL);
                 }

@@ -8,9 +8,9 @@ use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 use super::channel_leader::EventSource;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::Result;
+use crate::os::event::Deadline;
 use crate::rsocket::pollable::{Descriptors, IN, OUT, Pollable, Watchers};
 use crate::rsocket::reactor::LOCK_TIMEOUT;
-use crate::sys::event::Deadline;
 
 /// What the pending events of a stream depend on beside its phase.
 #[derive(Clone, Copy, Debug)]

@@ -13,9 +13,9 @@ use super::connection::Unconnected;
 use super::{Guard, Phase, State, Stream, held};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
+use crate::os::alloc::try_box;
 use crate::rsocket::pinned_budget;
 use crate::rsocket::reactor::{self, Key, LOCK_TIMEOUT, Service};
-use crate::sys::alloc::try_box;
 
 /// Delay after which the reactor retries after a lack of memory or descriptors.
 const RETRY_DELAY: Duration = Duration::from_millis(1);

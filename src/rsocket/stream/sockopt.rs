@@ -13,8 +13,8 @@ use super::{Phase, State, Stream};
 use crate::cm;
 use crate::diag::Endpoints;
 use crate::errno::{Errno, Result};
-use crate::sys::sockaddr;
-use crate::sys::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS};
+use crate::os::sockaddr;
+use crate::os::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS};
 
 /// TCP_MAXSEG of a stream without a path, in bytes.
 const DEFAULT_MAXSEG: c_int = 2048;

@@ -3,7 +3,7 @@
 
 use crate::acm::addr::Addr;
 pub use crate::acm::ip_header::IP_HEADER;
-use crate::sys::sockaddr::SockAddr;
+use crate::os::sockaddr::SockAddr;
 
 /// Returns the header for a connection between two addresses.
 pub fn ip_header(source: &SockAddr, destination: &SockAddr) -> [u8; IP_HEADER] {

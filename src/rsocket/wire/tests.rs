@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::datagram::{BadHeader, UdHeader, UdpHeader, UdpOp};
 use super::*;
 use crate::acm::addr::{Addr, Ib, V6};
-use crate::sys::sockaddr::SockAddr;
+use crate::os::sockaddr::SockAddr;
 
 /// Private data of a socket with RDMA_IOMAPSIZE 1000, SO_RCVBUF 2048 and a receive queue of 16
 /// entries.

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rdmacm_core::sys::netlink::parse_answer;
+use rdmacm_core::os::netlink::parse_answer;
 
 fuzz_target!(|answer: &[u8]| {
     if let Ok(device) = parse_answer(answer) {

@@ -5,7 +5,7 @@ use std::mem::{size_of, zeroed};
 
 use libfuzzer_sys::fuzz_target;
 use rdmacm_core::cm::{EventKind, decode_event};
-use rdmacm_core::sys::uapi::rdma_ucm_event_resp;
+use rdmacm_core::os::uapi::rdma_ucm_event_resp;
 
 fuzz_target!(|input: &[u8]| {
     let mut bytes = [0; size_of::<rdma_ucm_event_resp>()];

@@ -432,24 +432,34 @@ pub fn lend(inner: c_int) -> bool {
     true
 }
 
-/// Closes this process's numbers of connections that are forwarded, and waits until what was sent
-/// over them has been forwarded. The data of a child that goes on is lost after that.
+/// The process ends. Closes its numbers of connections that other processes may use, and waits up
+/// to two seconds until what was sent over them has been forwarded and has arrived. A connection
+/// that another process still has ends then, which nobody has asked for: by a reset.
 pub fn drain() {
     const TIME: c_int = 2_000;
-    let is_forwarded = || USED.each().filter_map(shared::slot).any(Slot::is_wanted);
-    if !is_forwarded() {
-        return;
-    }
     table::each(|fd, entry| {
-        let is_own = entry.kind == Kind::Forwarded && slot_of(entry).is_some_and(Slot::is_own);
+        let is_own = match entry.kind {
+            Kind::Forwarded => slot_of(entry).is_some_and(Slot::is_own),
+            _ => is_auto(entry) && !entry.is_inherited() && index_of(entry.inner).is_some_and(|at| FORKED.has(at)),
+        };
         if is_own && table::replace(fd, Some(entry), None) {
             next_symbol::close(fd);
         }
     });
+    let others = || USED.each().filter(|&index| FORKED.has(index) && !has_ended(token(index)));
+    let is_sending = |index| rsocket::bytes(inner(index), base::private::UNSENT_BYTES).is_ok_and(|bytes| bytes > 0);
+    let is_busy = || USED.each().filter_map(shared::slot).any(Slot::is_wanted) || others().any(is_sending);
     let end = Deadline::after(TIME);
-    while is_forwarded() && end.left() > 0 {
+    while is_busy() && end.left() > 0 {
         sockets::sleep_ms(1);
     }
+    others().for_each(|index| rsocket::reset_when_closed(inner(index)));
+}
+
+/// Whether no process has the other end of a token.
+fn has_ended(token: c_int) -> bool {
+    let mut token = libc::pollfd { fd: token, events: libc::POLLRDHUP, revents: 0 };
+    kernel::poll(core::slice::from_mut(&mut token), 0) > 0
 }
 
 /// One thread after another: the number of a connection can be connected once.

@@ -1,5 +1,10 @@
 //! The command line.
 
+use std::ffi::OsString;
+
+use lexopt::Parser;
+use lexopt::prelude::*;
+
 /// The options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -24,32 +29,24 @@ Port mapper of iWARP devices: see iwpmd(8).
   -V, --version  print the version
 ";
 
-/// Parses the arguments after the program's name.
-pub fn parse(arguments: impl Iterator<Item = String>) -> Options {
+/// Parses the arguments after the program's name. Long options may be abbreviated, as in
+/// getopt_long(3).
+pub fn parse(arguments: impl Iterator<Item = OsString>) -> Options {
     let mut options = Options::default();
-    for argument in arguments {
-        if argument == "--" {
-            break;
-        }
-        match argument.strip_prefix("--") {
-            // As in getopt_long(3), unambiguous prefixes are accepted.
-            Some(long) if "systemd".starts_with(long) => options.systemd = true,
-            Some(long) if "help".starts_with(long) => options.help = true,
-            Some(long) if "version".starts_with(long) => options.version = true,
-            Some(_) => options.unknown.push(format!("unrecognized option '{argument}'")),
-            None => short(argument.strip_prefix('-').unwrap_or_default(), &mut options),
-        }
-    }
-    options
-}
-
-fn short(letters: &str, options: &mut Options) {
-    for letter in letters.chars() {
-        match letter {
-            's' => options.systemd = true,
-            'h' => options.help = true,
-            'V' => options.version = true,
-            other => options.unknown.push(format!("invalid option -- '{other}'")),
+    let mut parser = Parser::from_args(arguments);
+    let abbreviates = |name: &str, option: &str| !name.is_empty() && option.starts_with(name);
+    loop {
+        match parser.next() {
+            Ok(Some(Short('s'))) => options.systemd = true,
+            Ok(Some(Short('h'))) => options.help = true,
+            Ok(Some(Short('V'))) => options.version = true,
+            Ok(Some(Long(name))) if abbreviates(name, "systemd") => options.systemd = true,
+            Ok(Some(Long(name))) if abbreviates(name, "help") => options.help = true,
+            Ok(Some(Long(name))) if abbreviates(name, "version") => options.version = true,
+            Ok(Some(Value(_))) => {}
+            Ok(Some(other)) => options.unknown.push(other.unexpected().to_string()),
+            Ok(None) => return options,
+            Err(error) => options.unknown.push(error.to_string()),
         }
     }
 }
@@ -59,7 +56,7 @@ mod tests {
     use super::*;
 
     fn parsed(line: &str) -> Options {
-        parse(line.split_whitespace().map(String::from))
+        parse(line.split_whitespace().map(OsString::from))
     }
 
     #[test]
@@ -70,6 +67,6 @@ mod tests {
         }
         assert!(parsed("-h").help && parsed("--help").help && parsed("-sV").version && parsed("--version").version);
         assert_eq!(parsed("extra"), Options::default());
-        assert_eq!(parsed("-x --bogus").unknown, ["invalid option -- 'x'", "unrecognized option '--bogus'"]);
+        assert_eq!(parsed("-x --bogus").unknown, ["invalid option '-x'", "invalid option '--bogus'"]);
     }
 }

@@ -1,5 +1,6 @@
 //! Starts the daemon: command line, configuration, privileges.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ use crate::sys::sockets::KernelSocket;
 type Failure = String;
 
 /// Runs the program.
-pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let options = options::parse(arguments);
     for unknown in &options.unknown {
         print_error(unknown);

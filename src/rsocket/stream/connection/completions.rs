@@ -10,8 +10,8 @@ use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{CreditUpdate, Violation};
 use crate::rsocket::wire::{self, Control, IOMAP_ENTRY, Mapping, Message, Region, SGL_ENTRY};
-use crate::sys::rc::{RECV_WR_ID_FLAG, Sge, ibv_wc};
-use crate::sys::verbs::ibv_wc_status;
+use crate::verbs::ibv_wc_status;
+use crate::verbs::rc::{RECV_WR_ID_FLAG, Sge, ibv_wc};
 
 impl Connection {
     /// Polls the receive CQ into `batch`, for [`process`](Self::process). Returns the number of

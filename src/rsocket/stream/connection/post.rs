@@ -17,8 +17,8 @@ use crate::rsocket::cm_id::CmId;
 use crate::rsocket::flow::InlineRequest;
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::Message;
-use crate::sys::rc::{self, CompletionQueue, Opcode, SendWr, Sge};
-use crate::sys::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
+use crate::verbs::rc::{self, CompletionQueue, Opcode, SendWr, Sge};
+use crate::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Soft-iWARP copies the data of unsignaled writes that are smaller than this.
 const PAGE: u32 = 4096;

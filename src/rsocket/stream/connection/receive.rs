@@ -13,14 +13,14 @@ use super::post::QueuePair;
 use super::send::ControlData;
 use super::{Connection, IMM_LEN, LARGE, Layout, REPOST, RemoteMemory, SGL};
 use crate::errno::{Errno, Result};
+use crate::os::clock;
+use crate::os::pages::{self, Pages};
 use crate::rsocket::flow::{Received, Receiver, Resize};
 use crate::rsocket::pinned_budget::{self, Reservation};
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
-use crate::sys::clock;
-use crate::sys::pages::{self, Pages};
-use crate::sys::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
-use crate::sys::verbs::ibv_pd;
+use crate::verbs::ibv_pd;
+use crate::verbs::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
 
 /// See the module.
 #[derive(Debug)]

@@ -19,13 +19,13 @@ use super::post::{QueuePair, RdmaWrite, SendQueue, inline_sge};
 use super::receive::{self, Grown};
 use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection, LARGE};
 use crate::errno::{Errno, Result};
+use crate::os::event;
 use crate::rsocket::flow::{Chunk, Sender};
 use crate::rsocket::pinned_budget::{self, Reservation};
 use crate::rsocket::stream::outbox::Outbox;
 use crate::rsocket::wire::{ConnData, Message, Region};
-use crate::sys::event;
-use crate::sys::rc::{CompletionQueue, MemoryRegion, Sge};
-use crate::sys::verbs::ibv_pd;
+use crate::verbs::ibv_pd;
+use crate::verbs::rc::{CompletionQueue, MemoryRegion, Sge};
 
 /// Memory of the peer, from its connection data.
 #[derive(Clone, Copy, Debug)]

@@ -7,9 +7,9 @@
 /// Names a word.
 #[derive(Clone, Copy)]
 pub enum Word {
-    /// See [`super::mark`].
+    /// See [`crate::os::mark`].
     Mark,
-    /// See [`super::cancel`].
+    /// See [`crate::os::cancel`].
     Cancel,
 }
 

@@ -2,7 +2,7 @@
 //! ever poisoned. In the models of `tests/models` they are loom's, as are the atomics.
 //!
 //! They wait on a futex and never allocate. Locks that are taken around fork(), and those of
-//! rsockets, are [`Lock`](super::lock::Lock)s.
+//! rsockets, are [`Lock`](crate::os::lock::Lock)s.
 
 use std::sync::{PoisonError, TryLockError};
 

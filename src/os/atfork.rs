@@ -14,8 +14,9 @@
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-use super::{mark, owner};
 use crate::errno::{Errno, Result};
+use crate::os::mark;
+use crate::os::owner;
 
 /// The handlers of a layer.
 pub struct Handlers {

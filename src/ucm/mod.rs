@@ -4,6 +4,7 @@
 //! A command is one write(2) of `{cmd, in, out}` and its structure. The kernel writes the answer to
 //! the address in `response`.
 
+pub mod chardev;
 mod commands;
 mod recent;
 
@@ -14,9 +15,10 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::RawFd;
 use std::ptr;
 
-use super::uapi::rdma_ucm_cmd_hdr;
 use crate::errno::{Errno, Result};
-use crate::sys::{cancel, race_detector};
+use crate::os::cancel;
+use crate::os::race_detector;
+use crate::os::uapi::rdma_ucm_cmd_hdr;
 
 #[repr(C)]
 struct Message<T> {

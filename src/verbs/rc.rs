@@ -8,17 +8,17 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::cancel::disabled;
-use super::doorbell;
-use super::event::EventFd;
-use super::library_fds::{self, OwnFd};
-use super::pages::Pages;
-pub use super::verbs::ibv_wc;
-use super::verbs::{
+use crate::errno::{Errno, Result};
+use crate::os::cancel::disabled;
+use crate::os::event::EventFd;
+use crate::os::library_fds::{self, OwnFd};
+use crate::os::pages::Pages;
+use crate::verbs::doorbell;
+pub use crate::verbs::ibv_wc;
+use crate::verbs::{
     self, ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr_mask as Mask, ibv_recv_wr,
     ibv_send_wr, ibv_sge,
 };
-use crate::errno::{Errno, Result};
 
 /// Set in the `wr_id` of receives.
 pub const RECV_WR_ID_FLAG: u64 = 1 << 63;

@@ -6,7 +6,7 @@ use std::slice;
 
 use libc::addrinfo;
 
-use super::cancel;
+use crate::os::cancel;
 
 /// The hints of getaddrinfo(3); 0 stands for any value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,6 +3,11 @@
 //! Most bindings are those of `ibverbs-sys`. This module has the functions that libibverbs defines
 //! inline in its header, or exports without declaring them.
 
+pub mod doorbell;
+pub mod gid;
+pub mod rc;
+pub mod ud;
+
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of, zeroed};
 use std::ptr::{self, NonNull};
@@ -10,11 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use ibverbs_sys::*;
 
-use super::uapi::{ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_sa_path_rec, verbs_context};
 use crate::errno::{Errno, Result};
-use crate::sys::cancel::disabled;
-use crate::sys::event::EventFd;
-use crate::sys::{doorbell, library_fds};
+use crate::os::cancel::disabled;
+use crate::os::event::EventFd;
+use crate::os::library_fds;
+use crate::os::uapi::{ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_sa_path_rec, verbs_context};
 
 unsafe extern "C" {
     // Exported for librdmacm since IBVERBS_1.0 and 1.1, declared in no installed header.

@@ -12,9 +12,9 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::cancel;
-use super::verbs::{ibv_context, ibv_qp};
 use crate::errno::{Errno, Result};
+use crate::os::cancel;
+use crate::verbs::{ibv_context, ibv_qp};
 
 /// `struct ib_uverbs_post_send` without work requests, which are in the queue.
 #[repr(C)]

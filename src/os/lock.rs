@@ -16,15 +16,15 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use self::outside::{LOOKS, here, pause, wait, wake_one};
-use super::event::Deadline;
-use super::sync::atomic::{AtomicU64, Ordering};
+use crate::os::event::Deadline;
+use crate::os::sync::atomic::{AtomicU64, Ordering};
 
 /// The word of a free lock.
 const FREE: u64 = 0;
 /// Set beside the holder's number when threads may be waiting. Numbers are even.
 const AWAITED: u64 = 1;
 
-/// See the module.
+/// Knows its holder.
 pub struct Lock<T> {
     word: AtomicU64,
     value: UnsafeCell<T>,
@@ -221,12 +221,11 @@ impl<T> Drop for Guard<'_, T> {
 /// Thread numbers, and futex(2).
 #[cfg(not(all(test, loom)))]
 pub(super) mod outside {
-    use std::ptr;
     use std::sync::atomic::AtomicU64;
     use std::time::Duration;
 
-    use crate::sys::clock;
-    use crate::sys::thread_word::Words;
+    use crate::os::clock;
+    use crate::os::thread_word::Words;
 
     /// Number of polls before sleeping: the holder usually unlocks soon.
     pub const LOOKS: u32 = 100;
@@ -252,17 +251,11 @@ pub(super) mod outside {
     /// differs only there still wakes the sleeper, because the bit is set.
     pub fn wait(word: &AtomicU64, value: u64, time: Option<Duration>) {
         let time = time.map(clock::timespec);
-        let limit = time.as_ref().map_or(ptr::null(), ptr::from_ref);
-        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: half of a live word, and a time-out that is NULL or live. No cancellation point.
-        unsafe { libc::syscall(libc::SYS_futex, half(word), operation, value as u32, limit) };
+        base::futex::wait(half(word), value as u32, time.as_ref());
     }
 
     pub fn wake_one(word: &AtomicU64) {
-        let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: the address of half a word. If the memory has been freed meanwhile, there is
-        // no waiter, or a spurious wake-up.
-        unsafe { libc::syscall(libc::SYS_futex, half(word), operation, 1) };
+        base::futex::wake(half(word), 1);
     }
 }
 

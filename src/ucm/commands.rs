@@ -5,11 +5,12 @@ use std::mem::{offset_of, size_of};
 use std::os::fd::RawFd;
 use std::ptr;
 
-use super::super::sockaddr::SockAddr;
-use super::super::uapi::*;
 use super::{issue, issue_and_wait, issue_filled, response};
 use crate::errno::{Errno, Result};
-use crate::sys::{cancel, race_detector};
+use crate::os::cancel;
+use crate::os::race_detector;
+use crate::os::sockaddr::SockAddr;
+use crate::os::uapi::*;
 
 /// Value of `ibdev_index` on kernels that do not support it.
 const NO_INDEX: u32 = u32::MAX;

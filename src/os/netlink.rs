@@ -1,17 +1,18 @@
 //! RDMA netlink (`rdma/rdma_netlink.h`): queries the character device of a client of the kernel's
 //! RDMA core.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, NetlinkBuffer, NlasIterator};
+use base::netlink::{self, Attributes, MESSAGE_HEADER, Messages};
+use libc::{NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR};
+use smallvec::{SmallVec, smallvec};
 
-use super::nlmsg::{self, MESSAGE_HEADER};
-use super::uapi::{
+use crate::errno::{Errno, Result};
+use crate::os::uapi::{
     RDMA_NL_NLDEV, RDMA_NLDEV_ATTR_CHARDEV, RDMA_NLDEV_ATTR_CHARDEV_ABI, RDMA_NLDEV_ATTR_CHARDEV_NAME,
     RDMA_NLDEV_ATTR_CHARDEV_TYPE, RDMA_NLDEV_CMD_GET_CHARDEV,
 };
-use crate::errno::{Errno, Result};
 
 /// `RDMA_NL_GET_TYPE`: client in bits 10 and up, operation below.
 const GET_CHARDEV: u16 = ((RDMA_NL_NLDEV << 10) + RDMA_NLDEV_CMD_GET_CHARDEV) as u16;
@@ -32,11 +33,9 @@ pub struct CharDev {
 /// Queries the device of `client` ("rdma_cm"). Kernels before 5.1 do not support the query.
 pub fn char_device(client: &CStr) -> Result<CharDev> {
     let socket = open()?;
-    let mut request = [0; 64];
-    let length = emit_request(&mut request, client)?;
-    // SAFETY: `length` bytes of `request` are initialised; an unconnected netlink socket sends to
-    // the kernel.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), request.as_ptr().cast(), length, libc::MSG_NOSIGNAL) };
+    let request = request(client);
+    // SAFETY: bytes of this length; an unconnected netlink socket sends to the kernel.
+    let sent = unsafe { libc::send(socket.as_raw_fd(), request.as_ptr().cast(), request.len(), libc::MSG_NOSIGNAL) };
     if sent < 0 {
         return Err(Errno::last());
     }
@@ -62,33 +61,30 @@ fn open() -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn emit_request(buffer: &mut [u8], client: &CStr) -> Result<usize> {
-    let name = client.to_bytes_with_nul();
-    let length = MESSAGE_HEADER + nlmsg::attribute_size(name.len());
-    let request = buffer.get_mut(..length).ok_or(Errno::EINVAL)?;
-    let (_, attribute) = request.split_at_mut(MESSAGE_HEADER);
-    nlmsg::write_attribute(attribute, RDMA_NLDEV_ATTR_CHARDEV_TYPE as u16, name);
-    nlmsg::write_header(request, GET_CHARDEV, NLM_F_REQUEST | NLM_F_ACK, 1, 0);
-    Ok(length)
+fn request(client: &CStr) -> SmallVec<[u8; 64]> {
+    let mut request = smallvec![0; MESSAGE_HEADER];
+    netlink::push_attribute(&mut request, RDMA_NLDEV_ATTR_CHARDEV_TYPE as u16, client.to_bytes_with_nul());
+    netlink::write_header(&mut request, GET_CHARDEV, (NLM_F_REQUEST | NLM_F_ACK) as u16, 1, 0);
+    request
 }
 
 /// Parses the answer. Fails with the errno of an error message of the kernel.
 pub fn parse_answer(answer: &[u8]) -> Result<CharDev> {
-    let message = NetlinkBuffer::new_checked(answer).map_err(|_| Errno::EPROTO)?;
-    if message.message_type() == NLMSG_ERROR {
-        let code = message.payload().first_chunk::<4>().ok_or(Errno::EPROTO)?;
+    let message = Messages::new(answer).next().ok_or(Errno::EPROTO)?;
+    if c_int::from(message.kind) == NLMSG_ERROR {
+        let code = message.payload.first_chunk::<4>().ok_or(Errno::EPROTO)?;
         return Err(Errno::new(i32::from_ne_bytes(*code).wrapping_neg()));
     }
-    if message.message_type() != GET_CHARDEV {
+    if message.kind != GET_CHARDEV {
         return Err(Errno::EPROTO);
     }
     let (mut rdev, mut abi, mut name) = (None, None, None);
-    for attribute in NlasIterator::new(message.payload()) {
-        let attribute = attribute.map_err(|_| Errno::EPROTO)?;
-        match u32::from(attribute.kind()) {
-            RDMA_NLDEV_ATTR_CHARDEV => rdev = Some(number(attribute.value())?),
-            RDMA_NLDEV_ATTR_CHARDEV_ABI => abi = Some(number(attribute.value())?),
-            RDMA_NLDEV_ATTR_CHARDEV_NAME => name = Some(string(attribute.value())?),
+    for attribute in Attributes::new(message.payload) {
+        let (kind, value) = attribute.map_err(|_| Errno::EPROTO)?;
+        match u32::from(kind) {
+            RDMA_NLDEV_ATTR_CHARDEV => rdev = Some(number(value)?),
+            RDMA_NLDEV_ATTR_CHARDEV_ABI => abi = Some(number(value)?),
+            RDMA_NLDEV_ATTR_CHARDEV_NAME => name = Some(string(value)?),
             _ => {}
         }
     }
@@ -164,10 +160,9 @@ mod tests {
 
     #[test]
     fn request_as_the_kernel_reads_it() {
-        let mut buffer = [0; 64];
-        assert_eq!(emit_request(&mut buffer, c"rdma_cm"), Ok(28));
-        assert_eq!(buffer[..8], [28, 0, 0, 0, 0x0f, 0x14, 5, 0]);
-        assert_eq!(buffer[16..28], *b"\x0c\0\x45\0rdma_cm\0");
+        let request = request(c"rdma_cm");
+        assert_eq!(request[..8], [28, 0, 0, 0, 0x0f, 0x14, 5, 0]);
+        assert_eq!(request[16..], *b"\x0c\0\x45\0rdma_cm\0");
     }
 
     #[test]

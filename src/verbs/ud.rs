@@ -4,15 +4,15 @@ use std::mem::zeroed;
 use std::net::SocketAddr;
 use std::ptr::{self, NonNull};
 
-use super::doorbell;
-use super::gid;
-use super::rc::RECV_WR_ID_FLAG;
-use super::verbs::{
+use crate::errno::{Errno, Result};
+use crate::ffi::{RDMA_UDP_QKEY, ibv_sa_path_rec};
+use crate::verbs::doorbell;
+use crate::verbs::gid;
+use crate::verbs::rc::RECV_WR_ID_FLAG;
+use crate::verbs::{
     self, IBV_LINK_LAYER_ETHERNET, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr,
     ibv_sge,
 };
-use crate::errno::{Errno, Result};
-use crate::ffi::{RDMA_UDP_QKEY, ibv_sa_path_rec};
 
 /// Number of bytes before every received datagram: a global route header (GRH), or space for one.
 pub const GRH: usize = 40;

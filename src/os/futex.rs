@@ -6,8 +6,8 @@
 use std::time::Instant;
 
 use self::kernel::Futex;
-use super::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::errno::Result;
+use crate::os::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// A counter of changes that threads can wait on.
 #[derive(Debug, Default)]
@@ -73,12 +73,12 @@ impl Changes {
 
 #[cfg(not(all(test, loom)))]
 mod kernel {
-    use std::ptr;
     use std::sync::atomic::AtomicU32;
     use std::time::Instant;
 
     use crate::errno::{Errno, Result};
-    use crate::sys::{cancel, clock};
+    use crate::os::cancel;
+    use crate::os::clock;
 
     /// The word of a futex(2).
     #[derive(Debug, Default)]
@@ -94,17 +94,11 @@ mod kernel {
         }
 
         pub fn wake_all(&self) {
-            self.wake(i32::MAX);
+            base::futex::wake(self.0.as_ptr(), i32::MAX);
         }
 
         pub fn wake_one(&self) {
-            self.wake(1);
-        }
-
-        fn wake(&self, count: i32) {
-            let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-            // SAFETY: the address of a live atomic.
-            unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, count) };
+            base::futex::wake(self.0.as_ptr(), 1);
         }
 
         /// Compares and sleeps atomically. A thread that is cancelled meanwhile runs `undo`.
@@ -114,10 +108,7 @@ mod kernel {
                 Some(Some(left)) => Some(clock::timespec(left)),
                 None => None,
             };
-            let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
-            let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-            // SAFETY: the address of a live atomic; the time-out is NULL or a live timespec.
-            let sleep = || unsafe { libc::syscall(libc::SYS_futex, self.0.as_ptr(), operation, value, limit) };
+            let sleep = || base::futex::wait(self.0.as_ptr(), value, limit.as_ref());
             let result = cancel::with_cleanup(undo, || cancel::sleep_anywhere(sleep));
             match result {
                 0 => Ok(()),

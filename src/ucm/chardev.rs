@@ -7,9 +7,9 @@ use std::str;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::fixed_string::FixedString;
-use super::netlink;
 use crate::errno::{Errno, Result};
+use crate::os::fixed_string::FixedString;
+use crate::os::netlink;
 
 /// The client of the kernel's RDMA core, and its node if the kernel does not report one.
 const CLIENT: &CStr = c"rdma_cm";

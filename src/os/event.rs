@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use libc::{epoll_event, pollfd};
 
-use super::{cancel, clock};
 use crate::errno::{Errno, Result};
-use crate::sys::library_fds::OwnFd;
+use crate::os::cancel;
+use crate::os::clock;
+use crate::os::library_fds::OwnFd;
 
 /// The time at which a call stops waiting.
 #[derive(Clone, Copy, Debug)]

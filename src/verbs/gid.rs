@@ -14,10 +14,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::{self, NonNull};
 
-use super::fixed_string::FixedString;
-use super::sockaddr::inet;
-use super::verbs::{self, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry};
 use crate::errno::{Errno, Result};
+use crate::os::fixed_string::FixedString;
+use crate::os::sockaddr::inet;
+use crate::verbs::{self, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry};
 
 /// An entry that has the GID.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +131,7 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
         _ => return None,
     };
-    let mut storage = super::sockaddr::zeroed();
+    let mut storage = crate::os::sockaddr::zeroed();
     // SAFETY: `len` bytes at `address` are readable, as the family's structure is that long; a
     // sockaddr_storage is at least as long.
     unsafe { ptr::copy_nonoverlapping(address.cast::<u8>(), (&raw mut storage).cast::<u8>(), len) };

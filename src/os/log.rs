@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::fixed_string::FixedString;
+use crate::os::fixed_string::FixedString;
 
 /// Logs one line, truncated to 200 bytes.
 pub fn warning(text: fmt::Arguments<'_>) {

@@ -6,9 +6,9 @@
 use std::mem::size_of;
 use std::os::fd::RawFd;
 
-use super::super::uapi::{RDMA_USER_CM_CMD_QUERY, rdma_ucm_query, rdma_ucm_ud_param};
 use super::{issue, response};
 use crate::errno::{Errno, Result};
+use crate::os::uapi::{RDMA_USER_CM_CMD_QUERY, rdma_ucm_query, rdma_ucm_ud_param};
 
 const RESOLVE_IB_SERVICE: u32 = 23;
 const WRITE_CM_EVENT: u32 = 24;
@@ -94,7 +94,7 @@ pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
         if count <= room {
             // SAFETY: `room` ≥ `count` records follow the header.
             let records = unsafe { std::slice::from_raw_parts(buffer.as_ptr().add(1).cast(), count) };
-            return crate::sys::alloc::try_copy(records);
+            return crate::os::alloc::try_copy(records);
         }
         if room == LARGEST_ROOM {
             return Err(Errno::new(libc::EOVERFLOW));

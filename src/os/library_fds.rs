@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use base::raised_limit::RaisedLimit;
 
-use super::event;
+use crate::os::event;
 
 /// The kernel's usual limit for a process (fs.nr_open). Greater numbers are not marked.
 const MAX_FDS: usize = 1 << 20;

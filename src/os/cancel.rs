@@ -22,38 +22,19 @@
 //! libibverbs, with cancellation disabled ([`disabled`]): write(2), which notifies software devices
 //! of work, is a cancellation point.
 
-use std::ffi::{CStr, c_int, c_void};
-use std::mem::MaybeUninit;
-use std::ptr;
+use std::ffi::{CStr, c_int};
 
+use base::cancel::{ASYNCHRONOUS, DISABLE, set_state, set_type};
 use once_cell::race::OnceBool;
 
-use super::mark;
-use super::thread_word::{Word, Words, read};
+pub use base::cancel::with_cleanup;
 
-/// `struct _pthread_cleanup_buffer` of pthread.h.
-#[repr(C)]
-struct Buffer {
-    routine: Option<Routine>,
-    argument: *mut c_void,
-    cancel_type: c_int,
-    previous: *mut Buffer,
-}
-
-type Routine = unsafe extern "C" fn(*mut c_void);
+use crate::os::mark;
+use crate::os::thread_word::{Word, Words, read};
 
 unsafe extern "C" {
-    fn _pthread_cleanup_push(buffer: *mut Buffer, routine: Routine, argument: *mut c_void);
-    fn _pthread_cleanup_pop(buffer: *mut Buffer, execute: c_int);
     fn pthread_testcancel();
-    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
-    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
 }
-
-/// PTHREAD_CANCEL_ENABLE, PTHREAD_CANCEL_DISABLE, PTHREAD_CANCEL_ASYNCHRONOUS of pthread.h.
-const ENABLE: c_int = 0;
-const DISABLE: c_int = 1;
-const ASYNCHRONOUS: c_int = 1;
 
 /// The word of the thread. 0: the program's setting is in force. In a call, which runs with
 /// cancellation disabled, 1 more than the setting while it sleeps.
@@ -113,8 +94,7 @@ pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
         return mark::asleep(call);
     }
     let stays_disabled = word == in_call_with(DISABLE);
-    let with_setting =
-        || if stays_disabled { call() } else { meanwhile(pthread_setcancelstate, word as c_int - 1, call) };
+    let with_setting = || if stays_disabled { call() } else { meanwhile(set_state, word as c_int - 1, call) };
     // Calls of a signal handler are not within this one, and it may leave the sleep by siglongjmp(3).
     with_word(OUTSIDE, || mark::asleep(with_setting))
 }
@@ -142,27 +122,7 @@ fn c_library_version() -> &'static str {
 /// Runs code that does not sleep but contains a cancellation point.
 #[inline]
 pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
-    if read(Word::Cancel) == OUTSIDE { meanwhile(pthread_setcancelstate, DISABLE, call) } else { call() }
-}
-
-/// Runs `call`, and `undo` if the thread is cancelled in it, which happens in a [`sleep`].
-#[inline]
-pub fn with_cleanup<T>(mut undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
-    unsafe extern "C" fn run<F: FnMut()>(undo: *mut c_void) {
-        // SAFETY: the closure of this function's caller, whose frame still exists.
-        unsafe { (*undo.cast::<F>())() }
-    }
-    fn routine<F: FnMut()>(_: &F) -> Routine {
-        run::<F>
-    }
-    let routine = routine(&undo);
-    let mut buffer = MaybeUninit::<Buffer>::uninit();
-    // SAFETY: buffer and closure are not moved before the handler is removed, in this function.
-    unsafe { _pthread_cleanup_push(buffer.as_mut_ptr(), routine, (&raw mut undo).cast()) };
-    let result = call();
-    // SAFETY: the handler that was pushed last.
-    unsafe { _pthread_cleanup_pop(buffer.as_mut_ptr(), 0) };
-    result
+    if read(Word::Cancel) == OUTSIDE { meanwhile(set_state, DISABLE, call) } else { call() }
 }
 
 /// As [`sleep`], for a system call that is not a cancellation point: the thread may end at any
@@ -171,25 +131,15 @@ pub fn with_cleanup<T>(mut undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
 pub fn sleep_anywhere<T>(call: impl FnOnce() -> T) -> T {
     // In this order: with a cancellation pending, pthread_setcancelstate(3) of some C libraries
     // makes pthread_join(3) miss that the thread was cancelled.
-    sleep(|| meanwhile(pthread_setcanceltype, ASYNCHRONOUS, call))
-}
-
-fn set_state(state: c_int) -> c_int {
-    let mut before = ENABLE;
-    // SAFETY: a value of the setting's; `before` is writable.
-    unsafe { pthread_setcancelstate(state, &raw mut before) };
-    before
+    sleep(|| meanwhile(set_type, ASYNCHRONOUS, call))
 }
 
 /// Runs `call` with another value of a setting of the thread.
 #[inline]
-fn meanwhile<T>(set: unsafe extern "C" fn(c_int, *mut c_int) -> c_int, value: c_int, call: impl FnOnce() -> T) -> T {
-    let mut before = 0;
-    // SAFETY: a value of the setting's; `before` is writable.
-    unsafe { set(value, &raw mut before) };
+fn meanwhile<T>(set: fn(c_int) -> c_int, value: c_int, call: impl FnOnce() -> T) -> T {
+    let before = set(value);
     let result = call();
-    // SAFETY: the value that was in force.
-    unsafe { set(before, ptr::null_mut()) };
+    set(before);
     result
 }
 

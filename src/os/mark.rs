@@ -11,7 +11,7 @@
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::thread_word::{Word, Words, read, write};
+use crate::os::thread_word::{Word, Words, read, write};
 
 /// The mark of a thread that forks, whose handlers of fork() hold locks.
 const FORKS: usize = 1;
