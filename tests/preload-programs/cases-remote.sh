@@ -253,8 +253,8 @@ case_connect_then_fork() {
     random server.in 2000000
     random sent 1000000
     payload 1
-    for how in exit _exit; do
-        serve server 7002 socat -t 30 - "TCP4-LISTEN:7002,bind=$ADDR,reuseaddr"
+    for how in _exit exit; do
+        serve server 7002 socat -d -t 30 - "TCP4-LISTEN:7002,bind=$ADDR,reuseaddr"
         client client python3 "$here/apps/background_client.py" "$ADDR" 7002 sent "received-$how" "report-$how" "$how"
         until_true "the child does not end" test -e "report-$how"
         report=$(<"report-$how") status=0
@@ -264,7 +264,7 @@ case_connect_then_fork() {
             same server.in "received-$how"
             same sent server.out
         else
-            [ "$status" != 0 ] || fail "$how: $report, and the server takes it for an end in order"
+            [ "$status" != 0 ] || grep -q 'reset by peer' server.err || fail "$how: $report, and the server takes it for an end in order"
         fi
         fact "$how: $report"
     done
