@@ -428,6 +428,26 @@ def descriptors_at_the_limit(address, address6, silent, port):
     few_descriptors(address, address6, silent, port, (300, 300))
 
 
+def served_when_full(address, _address6, _silent, port):
+    """A server with few descriptors takes clients by RDMA until there are too many: none is lost in between."""
+    for round_port in range(port, port + 10):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (220, 220))
+            listening, held = listener(address, round_port), []
+            os.write(writing, b"x")
+            for _ in range(40):
+                held.append(listening.accept()[0])
+                held[-1].sendall(held[-1].recv(4))
+            os._exit(0)
+        os.read(reading, 1)
+        held = [connect(RDMA, address, round_port) for _ in range(40)]
+        for client in held:
+            client.sendall(b"data")
+        print({client.recv(4) for client in held}, os.waitpid(pid, 0)[1])
+
+
 def stale_members(address, _address6, _silent, port):
     """An instance has other files under the number of the socket that connects, since there are copies of them."""
     listening, libc = listener(address, port), ctypes.CDLL(None)

@@ -76,6 +76,11 @@ pub const READABLE_BYTES: i32 = 7;
 /// `rgetsockopt` on a stream: an int, the bytes that are sent and not acknowledged.
 pub const UNSENT_BYTES: i32 = 8;
 
+/// `rgetsockopt` on a listener that is about to be closed, which answers no more requests from then
+/// on: an int, the connections that raccept has not returned. They may be in the handshake, and their
+/// peers may know that they are accepted.
+pub const LAST_CONNECTIONS: i32 = 9;
+
 /// `rsetsockopt` on a repoll instance: a [`Handover`] of one of its members to an epoll instance of
 /// the kernel's. Does nothing if there is no such member.
 pub const HAND_OVER: i32 = 11;

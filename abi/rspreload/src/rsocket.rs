@@ -75,21 +75,27 @@ pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Option<T> {
     (len == size_of::<T>()).then_some(value)
 }
 
+/// Whether librdmacm has marked `fd` as its own; `None` if it does not tell. The program may have
+/// closed the number and got it again, past this library.
+fn has_mark(fd: c_int) -> Option<bool> {
+    let words = MARK_WORDS.load(Ordering::Acquire);
+    let marks = Marks { words, count: MARK_COUNT.load(Ordering::Relaxed) };
+    // SAFETY: librdmacm's words, which stay.
+    (!words.is_null()).then(|| unsafe { marks.has(fd) })
+}
+
+/// Whether `fd` seems to be a descriptor of librdmacm's own. Makes no system call.
+pub fn seems_library_fd(fd: c_int) -> bool {
+    has_mark(fd) == Some(true)
+}
+
 /// Whether `fd` is a descriptor of librdmacm's own.
 ///
 /// Only our librdmacm knows the options. With another one the calls fail, and every descriptor
 /// counts as the program's.
 #[cold]
 pub fn is_library_fd(fd: c_int) -> bool {
-    let words = MARK_WORDS.load(Ordering::Acquire);
-    if !words.is_null() {
-        let marks = Marks { words, count: MARK_COUNT.load(Ordering::Relaxed) };
-        // SAFETY: librdmacm's words, which stay.
-        if !unsafe { marks.has(fd) } {
-            return false;
-        }
-    }
-    library_option::<c_int>(fd, base::private::IS_OWN) == Some(1)
+    has_mark(fd) != Some(false) && library_option::<c_int>(fd, base::private::IS_OWN) == Some(1)
 }
 
 /// Disconnects the rsockets that the program has not closed, after what they still have to send.
@@ -143,6 +149,12 @@ pub fn release(entry: Entry) -> c_int {
 pub fn bytes(inner: c_int, option: c_int) -> Result<c_int, c_int> {
     let bytes = || rdma::get(inner, (base::private::LEVEL, option)).ok_or_else(errno::get);
     errno::keeping(bytes).map(|(bytes, _)| bytes)
+}
+
+/// The connections that a listener, which answers no more requests from now on, has for accept. 0 if
+/// librdmacm does not tell.
+pub fn last_connections(inner: c_int) -> c_int {
+    library_option(inner, base::private::LAST_CONNECTIONS).unwrap_or(0)
 }
 
 /// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.

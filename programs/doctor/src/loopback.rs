@@ -15,7 +15,7 @@ use crate::report::Report;
 use crate::{rdma, rsockets};
 
 /// Time-out for one connection, also on a slow machine.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between two checks of the process.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 

@@ -223,6 +223,9 @@ impl Stream {
             Ok(new) => self.add_accepted(new, slot),
             Err(error) => {
                 state = self.lock();
+                if let Phase::Listening(listening) = &mut state.phase {
+                    listening.answered();
+                }
                 // The peer was rejected: no call reports it.
                 state.log_rejected(error);
                 state
@@ -236,6 +239,7 @@ impl Stream {
         let mut state = self.lock();
         let refused = match &mut state.phase {
             Phase::Listening(listening) => {
+                listening.answered();
                 // A handshake that ends after this finds the connection: `handshake_done` needs the
                 // listener's lock.
                 let progress = new.lock().handshake_result();

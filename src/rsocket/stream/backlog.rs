@@ -109,10 +109,14 @@ pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     answers_from: Option<Instant>,
     /// Requests that were not answered yet, oldest first.
     waiting: VecDeque<R>,
+    /// Requests are rejected: the listener is about to be closed.
+    is_ending: bool,
     /// Number of turns since the last answer.
     reading_turns: u32,
     /// Since when the requests that wait have found no descriptors.
     starved: Option<Instant>,
+    /// Number of admitted requests that are being answered, without the listener's lock.
+    answering: usize,
     /// Connections in the handshake with its beginning, oldest first.
     pending: VecDeque<(Arc<S>, Slot, Instant)>,
     /// Established connections, for raccept(3).
@@ -127,8 +131,10 @@ impl<S: Handshake, R> Listening<S, R> {
             backlog,
             answers_from: Some(Instant::now() + OPTIONS_TIME),
             waiting: VecDeque::new(),
+            is_ending: false,
             reading_turns: 0,
             starved: None,
+            answering: 0,
             pending: VecDeque::new(),
             ready: VecDeque::new(),
             _entry: entry,
@@ -156,7 +162,7 @@ impl<S: Handshake, R> Listening<S, R> {
         if self.waiting_space() == 0 {
             self.waiting.pop_front();
         }
-        if self.waiting.try_reserve(1).is_ok() {
+        if !self.is_ending && self.waiting.try_reserve(1).is_ok() {
             self.waiting.push_back(request);
         }
     }
@@ -241,6 +247,14 @@ impl<S: Handshake, R> Listening<S, R> {
         !self.waiting.is_empty()
     }
 
+    /// Rejects the requests that wait, and all that come. Returns the number of connections that
+    /// raccept(3) may return.
+    pub fn answer_no_more(&mut self) -> usize {
+        self.is_ending = true;
+        self.waiting.clear();
+        self.answering + self.pending.len() + self.ready.len()
+    }
+
     /// Takes the waiting requests. Dropping them rejects them.
     pub fn take_waiting(&mut self) -> VecDeque<R> {
         mem::take(&mut self.waiting)
@@ -318,14 +332,21 @@ impl<S: Handshake, R> Listening<S, R> {
             if own < self.backlog
                 && let Some(slot) = Slot::take(own)
             {
+                self.answering += 1;
                 return Some((slot, None));
             }
             let (oldest, slot, _) = self.pending.pop_front()?;
             if oldest.evict() || self.ready.try_reserve(1).is_err() {
+                self.answering += 1;
                 return Some((slot, Some(oldest)));
             }
             self.ready.push_back((oldest, slot));
         }
+    }
+
+    /// An admitted request has been answered: it is added, or has failed.
+    pub fn answered(&mut self) {
+        self.answering -= 1;
     }
 
     /// Adds a connection whose handshake begins. Returns it if there is no memory: the caller has
@@ -405,6 +426,7 @@ mod tests {
         for peer in &peers {
             let (slot, evicted) = listening.admit().unwrap();
             assert!(evicted.is_none() && listening.add_pending(Arc::clone(peer), slot).is_none());
+            listening.answered();
         }
         (listening, peers)
     }
@@ -460,6 +482,21 @@ mod tests {
         assert!(listening.lacks_descriptors_for(Duration::ZERO));
         assert_eq!(listening.oldest_pending(4, |_| false), None);
         assert!(!listening.has_waiting() && listening.starved.is_none());
+    }
+
+    #[test]
+    fn a_listener_that_is_ending_keeps_those_that_are_answered() {
+        let (mut listening, [first, _second]) = full();
+        listening.add_waiting(1);
+        let ready = listening.finish(&first, true);
+        assert!(matches!(ready, Finished::Ready) && listening.answer_no_more() == 2 && !listening.has_waiting());
+        listening.add_waiting(2);
+        assert!(!listening.has_waiting() && listening.next().is_some());
+        // Another one was admitted before, and is still being answered.
+        let admitted = listening.admit();
+        assert_eq!((admitted.is_some(), listening.answer_no_more()), (true, 2));
+        listening.answered();
+        assert_eq!(listening.answer_no_more(), 1);
     }
 
     #[test]

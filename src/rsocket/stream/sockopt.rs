@@ -51,6 +51,10 @@ impl Stream {
                 let unsent = state.connection.as_mut().map_or(0, |connection| connection.unsent());
                 Ok(Value::int(c_int::try_from(unsent).unwrap_or(c_int::MAX)))
             }
+            (base::private::LEVEL, base::private::LAST_CONNECTIONS) => {
+                let Phase::Listening(listening) = &mut state.phase else { return Err(Errno::EINVAL) };
+                Ok(Value::int(listening.answer_no_more() as c_int))
+            }
             (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(Value::int(libc::SOCK_STREAM)),
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => Ok(Value::int(self.domain)),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Ok(Value::int(libc::IPPROTO_TCP)),

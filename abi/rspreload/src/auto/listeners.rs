@@ -10,11 +10,12 @@ use libc::{
 
 use super::connections;
 use super::log::{self, Reason};
-use super::{route, shared, thread};
+use super::{has_ring, route, shared, thread};
+use crate::process::Deadline;
 use crate::sockets::{AtomicName, Name, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::Lock;
-use crate::{config, epoll::members, errno, open_fds, rsocket, rsocket_abi, tcp};
+use crate::{config, epoll::members, errno, rsocket, rsocket_abi, tcp};
 
 /// The most listeners of a process, and the most addresses of one.
 pub const MAX_LISTENERS: usize = 64;
@@ -72,7 +73,7 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     Reason::Rule.unless(config::is_automatic(own.address(), own.number()))?;
     Reason::Reuse.unless(option(fd, SOL_SOCKET, SO_REUSEPORT) == 0)?;
     Reason::Option.unless(!route::has_kernel_option(fd))?;
-    Reason::Ring.unless(!open_fds::has_ring())?;
+    Reason::Ring.unless(!has_ring())?;
     Reason::NoDiag.unless(shared::tells(own))?;
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
     let index = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;
@@ -276,19 +277,19 @@ impl Listener {
         }
     }
 
-    /// Sends the tokens of connections that are established, before the rsockets are closed. Waits
-    /// a moment for handshakes that are answered: their peers may be connected from their point of
-    /// view.
+    /// Sends the tokens of the last connections, before the rsockets are closed. Waits for
+    /// handshakes that are answered: their peers may be connected from their point of view.
     fn send_last_tokens(&self) {
-        const MOMENT_MS: c_int = 10;
-        const MOMENTS: usize = 16;
+        /// As long as a client waits for its attempt, in milliseconds.
+        const TIME: c_int = 250;
+        const MOMENT: c_int = 10;
+        let end = Deadline::after(TIME);
         for inner in self.rsockets() {
             let mut entry = [libc::pollfd { fd: inner, events: libc::POLLIN, revents: 0 }];
-            for _ in 0..MOMENTS {
-                if rdma::poll(&mut entry, MOMENT_MS) <= 0 {
-                    break;
+            while rsocket::last_connections(inner) > 0 && end.left() > 0 {
+                if rdma::poll(&mut entry, MOMENT) > 0 {
+                    self.send_tokens(inner, || true);
                 }
-                self.send_tokens(inner, || true);
             }
         }
     }
