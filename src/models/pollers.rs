@@ -6,10 +6,10 @@ use libc::{POLLIN, POLLNVAL};
 
 use super::explore;
 use crate::errno::Errno;
+use crate::os::event::{Deadline, wait_for_edge};
 use crate::rsocket::poll::wait_one;
 use crate::rsocket::pollable::Pollable;
 use crate::rsocket::stream::model::{Stream, soon};
-use crate::os::event::{Deadline, wait_for_edge};
 
 type Shared = Arc<Stream>;
 

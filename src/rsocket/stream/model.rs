@@ -17,9 +17,9 @@ use super::held::{self, HoldsData};
 use super::outbox::{self, Outbox, Posts};
 use super::starting::{self, Starts};
 use crate::errno::{Errno, Result};
-use crate::rsocket::pollable::{Descriptors, Notice, Pollable, Watchers};
 use crate::os::event::{Deadline, EventFd, poll};
 use crate::os::futex::Changes;
+use crate::rsocket::pollable::{Descriptors, Notice, Pollable, Watchers};
 
 /// A deadline. Its value does not matter: every timeout expires at once.
 pub fn soon() -> Option<Instant> {
