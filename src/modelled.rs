@@ -12,12 +12,9 @@ mod models;
 mod os {
     pub mod alloc;
     pub use crate::models::{cancel, event};
-    pub mod futex;
-    pub mod lock;
+    pub mod fork;
     pub mod mark;
-    pub mod owner;
     pub mod sync;
-    mod thread_word;
 }
 
 mod rsocket {

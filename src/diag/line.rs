@@ -7,8 +7,8 @@ use std::net::Ipv6Addr;
 use libc::{c_int, sockaddr_storage};
 
 use super::facts::{Endpoints, is_unspecified};
-use crate::os::fixed_string::FixedString;
 use crate::os::sockaddr::{AF_IB, SockaddrIb, inet, port};
+use crate::os::text::FixedString;
 
 /// Maximum length of a line in bytes; a longer line is truncated.
 const MAX_LINE: usize = 600;

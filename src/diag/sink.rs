@@ -5,8 +5,8 @@ use std::mem::zeroed;
 use std::ptr;
 
 use super::switch::{Target, shows_time, target};
-use crate::os::fixed_string::FixedString;
 use crate::os::library_fds;
+use crate::os::text::FixedString;
 
 /// Priority of a line for the system's log: facility user, severity warning (syslog(3)).
 const PRIORITY: &[u8] = b"<12>";

@@ -1,8 +1,8 @@
 //! How a call of the program takes a socket's lock.
 
 use crate::errno::{Errno, Result};
-use crate::os::lock::{Guard, Lock};
-use crate::os::owner::Owner;
+use crate::os::fork::Owner;
+use crate::os::sync::{Guard, Lock};
 
 /// Locks a socket's state for a call of the program. Fails with `EBADF` for a socket of the parent
 /// process.

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use super::{calls, pinned_budget, reactor, socket_table, stream};
 use crate::cm;
 use crate::errno::{Errno, Result};
-use crate::os::atfork::{self, Handlers, Layer};
+use crate::os::fork::{self, Handlers, Layer};
 use crate::os::library_fds;
 
 static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
@@ -15,15 +15,15 @@ static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 /// when the library was loaded. Fails with ENOMEM if the C library has no memory for them.
 pub fn register() -> Result<()> {
     cm::register_fork_handlers()?;
-    atfork::register(Layer::Rsocket, &HANDLERS)
+    fork::register(Layer::Rsocket, &HANDLERS)
 }
 
 /// Does what the handlers do at a step of a fork that calls none (`base::private::FORK`).
 pub fn step(step: c_int) -> Result<()> {
     match step {
-        base::private::FORK_BEFORE => atfork::before(),
-        base::private::FORK_IN_PARENT => atfork::in_parent(),
-        base::private::FORK_IN_CHILD => atfork::in_child(),
+        base::private::FORK_BEFORE => fork::before(),
+        base::private::FORK_IN_PARENT => fork::in_parent(),
+        base::private::FORK_IN_CHILD => fork::in_child(),
         _ => return Err(Errno::EINVAL),
     }
     Ok(())

@@ -10,7 +10,7 @@ use super::pollable::{Notice, Watcher};
 use crate::errno::Result;
 use crate::os::alloc::try_arc;
 use crate::os::event::EventFd;
-use crate::os::owner::Owner;
+use crate::os::fork::Owner;
 use crate::os::sync::atomic::{AtomicBool, Ordering};
 
 /// An eventfd that becomes readable with a notice. A notice is only a hint: it may be left over

@@ -32,10 +32,10 @@ use super::pollable::{Descriptors, IN, Notice, OUT, Pollable, Watchers};
 use super::reactor::{self, Key, LOCK_TIMEOUT, Role, Service};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_arc;
+use crate::os::fork::Owner;
 use crate::os::library_fds::{self, OwnFd};
-use crate::os::lock::{self, Lock};
-use crate::os::owner::Owner;
 use crate::os::sockaddr::{SockAddr, canonical_inet, to_sockaddr};
+use crate::os::sync::{self, Lock};
 use peers::Peers;
 use port::{Path, Port};
 use ports::{Refusals, Search};
@@ -97,7 +97,7 @@ fn lifetime() -> Duration {
     Duration::from_secs(defaults().dgram_path_lifetime.into())
 }
 
-type Guard<'a> = lock::Guard<'a, State>;
+type Guard<'a> = sync::Guard<'a, State>;
 
 impl Dgram {
     /// rsocket(3) for SOCK_DGRAM. `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.

@@ -11,9 +11,9 @@ use super::timers::Timers;
 use super::{Key, Role, Service, thread};
 use crate::errno::{Errno, Result};
 use crate::os::event::KernelEpoll;
+use crate::os::fork::Owner;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::numbered::Numbered;
-use crate::os::owner::Owner;
 
 /// Set in the epoll's data for the second descriptor of a registration.
 pub(super) const SECOND: u64 = 1 << 63;

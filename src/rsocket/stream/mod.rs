@@ -44,10 +44,9 @@ use crate::cm::Domain;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
 use crate::os::alloc::try_arc;
-use crate::os::futex::Changes;
-use crate::os::lock::{self, Lock};
-use crate::os::owner::Owner;
+use crate::os::fork::Owner;
 use crate::os::sockaddr::{AF_IB, SockAddr, len_of_family};
+use crate::os::sync::{self, Changes, Lock};
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
@@ -160,7 +159,7 @@ enum Phase {
     Closed,
 }
 
-type Guard<'a> = lock::Guard<'a, State>;
+type Guard<'a> = sync::Guard<'a, State>;
 
 impl Stream {
     /// rsocket(3) for SOCK_STREAM; `flags` may hold SOCK_NONBLOCK and SOCK_CLOEXEC.

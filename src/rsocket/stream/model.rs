@@ -19,7 +19,7 @@ use super::starting::{self, Starts};
 use crate::errno::{Errno, Result};
 use crate::rsocket::pollable::{Descriptors, Notice, Pollable, Watchers};
 use crate::os::event::{Deadline, EventFd, poll};
-use crate::os::futex::Changes;
+use crate::os::sync::Changes;
 
 /// A deadline. Its value does not matter: every timeout expires at once.
 pub fn soon() -> Option<Instant> {

@@ -1,7 +1,7 @@
 //! The model of a stream as the modules that are checked see it: what the library's stream
 //! implements for them.
 
-use std::ffi::{c_int, c_short};
+use std::ffi::c_short;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::os::fd::AsRawFd;
