@@ -20,14 +20,11 @@ mod os {
 mod rsocket {
     use crate::models::config;
     pub mod poll;
-    mod small_list;
-    mod spinning;
     pub mod stream {
         mod channel_leader;
-        mod held;
         pub mod model;
         mod outbox;
-        mod starting;
+        mod watching;
     }
     mod poll_waiter;
     pub mod pollable;

@@ -6,7 +6,7 @@
 //! the upper layer to the lower one, as the layers' locks nest; afterwards from the lower layer to
 //! the upper one. In the child the number of forks changes before any handler runs.
 //!
-//! The registration is made when the library is loaded (`rsocket/forks.rs`): later, a fork() in
+//! The registration is made when the library is loaded (`rsocket/process.rs`): later, a fork() in
 //! another thread could come first. In a program that is linked with the static library,
 //! constructors of the program may run before the library's: calls that they make register the
 //! handlers of their layer themselves. A fork() in another thread may see them registered only
@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use crate::errno::{Errno, Result};
 use crate::os::mark;
+use crate::os::sync::{Guard, Lock};
 
 /// The handlers of a layer.
 pub struct Handlers {
@@ -145,6 +146,13 @@ impl Owner {
     #[inline]
     pub fn is_this_process(self) -> bool {
         self == Owner::this_process()
+    }
+
+    /// Locks an object's state for a call of the program. Fails with `EBADF` for an object of the
+    /// parent process.
+    #[inline]
+    pub fn enter<T>(self, state: &Lock<T>) -> Result<Guard<'_, T>> {
+        if self.is_this_process() { Ok(state.lock()) } else { Err(Errno::EBADF) }
     }
 }
 

@@ -13,7 +13,7 @@ use list::{Entry, List};
 
 use crate::acm::addr::{Addr, Gid, Ib};
 use crate::acm::wire::{Answer, PATH_RECORD_LEN, Path, Query};
-use crate::acm::{self, ip_header};
+use crate::acm::{self, addr};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RAI_DNS, RAI_NOROUTE, RAI_NUMERICHOST, RAI_PASSIVE, RAI_SA};
 use crate::os::alloc::CBytes;
@@ -221,7 +221,7 @@ fn ib_entry(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
     let (src, dst) = (addr(&entry.src), addr(&entry.dst));
     let header = match (src, dst) {
         (Some(Addr::V4 { .. }), Some(Addr::V4 { .. })) | (Some(Addr::V6(_)), Some(Addr::V6(_))) => {
-            Some(ip_header::emit(src, dst, 0))
+            Some(addr::ip_header(src, dst, 0))
         }
         (_, Some(Addr::Ib(_))) | (Some(Addr::Ib(_)), None) => None,
         _ => return Ok(None),

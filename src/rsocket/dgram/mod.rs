@@ -27,7 +27,6 @@ use std::time::Duration;
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::config::defaults;
-use super::enter::enter;
 use super::pollable::{Descriptors, IN, Notice, OUT, Pollable, Watchers};
 use super::reactor::{self, Key, LOCK_TIMEOUT, Role, Service};
 use crate::errno::{Errno, Result};
@@ -147,7 +146,7 @@ impl Dgram {
     /// Takes the lock for a call of the program. Fails with `EBADF` for a closed socket and in a
     /// child of the owner.
     fn enter(&self) -> Result<Guard<'_>> {
-        let mut state = enter(self.owner, &self.state)?;
+        let mut state = self.owner.enter(&self.state)?;
         if state.udp.is_none() {
             return Err(Errno::EBADF);
         }

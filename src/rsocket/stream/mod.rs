@@ -14,14 +14,12 @@ mod close;
 mod connect;
 mod connection;
 mod data;
-mod held;
 mod iomap;
 mod options;
 mod outbox;
 mod readiness;
 mod service;
 mod sockopt;
-mod starting;
 mod watching;
 
 use std::ffi::c_int;
@@ -36,10 +34,9 @@ pub use options::after_calls;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
-use super::enter::enter;
+use super::poll_waiter::Spinning;
 use super::pollable::{Notice, Watchers};
 use super::reactor::{self, Key, Role, Service};
-use super::spinning::Spinning;
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
@@ -199,7 +196,7 @@ impl Stream {
     /// Locks the state for a call of the program. Fails with `EBADF` for a socket of the parent
     /// process or a closed socket.
     fn enter(&self) -> Result<Guard<'_>> {
-        let state = enter(self.owner, &self.state)?;
+        let state = self.owner.enter(&self.state)?;
         if state.is_closed() { Err(Errno::EBADF) } else { Ok(state) }
     }
 
@@ -242,8 +239,8 @@ impl Stream {
         if outcome.any {
             self.changed.notify();
         }
-        held::ensure_flush_scheduled(self, state);
-        starting::ensure_armed(self, state);
+        watching::ensure_flush_scheduled(self, state);
+        watching::ensure_armed(self, state);
         outcome.any
     }
 

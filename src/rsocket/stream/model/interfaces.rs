@@ -68,8 +68,8 @@ impl EventSource for Stream {
         if any {
             self.changed.notify();
         }
-        held::ensure_flush_scheduled(self, state);
-        starting::ensure_armed(self, state);
+        watching::ensure_flush_scheduled(self, state);
+        watching::ensure_armed(self, state);
         any
     }
 

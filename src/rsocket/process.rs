@@ -1,13 +1,18 @@
-//! fork(): a child starts without a reactor, and may close its copies of sockets without affecting
-//! the parent's.
+//! What the library does when it is loaded, when the process forks, and when it exits.
+//!
+//! `abi/rdmacm` has the loader call [`on_load`] and [`on_exit`]. This crate has no constructors of
+//! its own: every program linked with it would run them, and would contain all that they refer to.
+//!
+//! A child of fork() starts without a reactor, and may close its copies of sockets without
+//! affecting the parent's.
 
 use std::ffi::c_int;
 
 use super::{calls, pinned_budget, reactor, socket_table, stream};
-use crate::cm;
 use crate::errno::{Errno, Result};
 use crate::os::fork::{self, Handlers, Layer};
 use crate::os::library_fds;
+use crate::{cm, diag};
 
 static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 
@@ -48,3 +53,23 @@ fn in_child() {
         reactor::after_fork_in_child();
     }
 }
+
+/// The library was loaded, or a program that contains it was started.
+#[unsafe(link_section = ".text.startup")]
+pub extern "C" fn on_load() {
+    diag::read_settings();
+    // What fails here fails again in the first call, which reports it.
+    let _ = register();
+}
+
+/// The process exits. Runs before the destructors of libibverbs, on which the library depends.
+#[unsafe(link_section = ".text.startup")]
+pub extern "C" fn on_exit() {
+    calls::at_exit();
+}
+
+/// Unit tests find what programs find.
+#[cfg(test)]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = on_load;
