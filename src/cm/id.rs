@@ -11,7 +11,7 @@ use std::mem::zeroed;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use base::futex;
+use base::sleep::{futex_wait, futex_wake};
 use libc::sockaddr_storage;
 use smallvec::SmallVec;
 
@@ -417,7 +417,7 @@ impl Completed {
         let next = |before: u32| Some((before & !AWAITED).wrapping_add(2));
         let (Ok(before) | Err(before)) = self.completed.fetch_update(Ordering::Release, Ordering::Relaxed, next);
         if before & AWAITED != 0 {
-            futex::wake(word, i32::MAX);
+            futex_wake(word, i32::MAX);
         }
     }
 
@@ -430,7 +430,7 @@ impl Completed {
             }
             let awaited = word | AWAITED;
             if self.completed.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                futex::wait(self.completed.as_ptr(), awaited, None);
+                futex_wait(self.completed.as_ptr(), awaited, None);
             }
         }
     }

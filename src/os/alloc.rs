@@ -192,7 +192,7 @@ pub unsafe fn zeroed<T>() -> Result<NonNull<T>> {
 }
 
 /// Stores up to `N` elements inline, and longer lists on the heap.
-pub struct SmallList<T, const N: usize>(SmallVec<[T; N]>);
+pub(crate) struct SmallList<T, const N: usize>(SmallVec<[T; N]>);
 
 impl<T, const N: usize> SmallList<T, N> {
     /// Returns an empty list.

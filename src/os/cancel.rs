@@ -31,13 +31,13 @@ use std::ffi::{CStr, c_int};
 use std::mem::zeroed;
 use std::ptr;
 
-use base::cancel::{ASYNCHRONOUS, DISABLE, set_state, set_type};
+use base::sleep::{ASYNCHRONOUS, DISABLE, set_state, set_type};
 use libc::{SA_RESETHAND, SA_RESTART, SIG_DFL, SIG_IGN};
 use once_cell::race::OnceBool;
 
 use crate::os::mark::{self, Word, Words, read};
 
-pub use base::cancel::with_cleanup;
+pub use base::sleep::with_cleanup;
 
 unsafe extern "C" {
     fn pthread_testcancel();

@@ -272,11 +272,11 @@ mod outside {
     /// differs only there still wakes the sleeper, because the bit is set.
     pub fn wait(word: &AtomicU64, value: u64, time: Option<Duration>) {
         let time = time.map(event::timespec);
-        base::futex::wait(half(word), value as u32, time.as_ref());
+        base::sleep::futex_wait(half(word), value as u32, time.as_ref());
     }
 
     pub fn wake_one(word: &AtomicU64) {
-        base::futex::wake(half(word), 1);
+        base::sleep::futex_wake(half(word), 1);
     }
 }
 
@@ -408,11 +408,11 @@ mod kernel {
         }
 
         pub fn wake_all(&self) {
-            base::futex::wake(self.0.as_ptr(), i32::MAX);
+            base::sleep::futex_wake(self.0.as_ptr(), i32::MAX);
         }
 
         pub fn wake_one(&self) {
-            base::futex::wake(self.0.as_ptr(), 1);
+            base::sleep::futex_wake(self.0.as_ptr(), 1);
         }
 
         /// Compares and sleeps atomically. A thread that is cancelled meanwhile runs `undo`.
@@ -422,7 +422,7 @@ mod kernel {
                 Some(Some(left)) => Some(event::timespec(left)),
                 None => None,
             };
-            let sleep = || base::futex::wait(self.0.as_ptr(), value, limit.as_ref());
+            let sleep = || base::sleep::futex_wait(self.0.as_ptr(), value, limit.as_ref());
             let result = cancel::with_cleanup(undo, || cancel::sleep_anywhere(sleep));
             match result {
                 0 => Ok(()),

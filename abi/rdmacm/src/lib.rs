@@ -14,15 +14,12 @@
 //! behaviour.
 
 mod args;
-mod buffers;
 mod cma_addrinfo;
 mod cma_channel;
 mod cma_connect;
 mod cma_id;
-mod cma_multicast;
 mod cma_qp;
 mod cma_srq;
-mod out;
 mod report;
 mod rsocket;
 
