@@ -192,11 +192,11 @@ pub unsafe fn zeroed<T>() -> Result<NonNull<T>> {
 }
 
 /// Stores up to `N` elements inline, and longer lists on the heap.
-pub(crate) struct SmallList<T, const N: usize>(SmallVec<[T; N]>);
+pub struct SmallList<T, const N: usize>(SmallVec<[T; N]>);
 
 impl<T, const N: usize> SmallList<T, N> {
     /// Returns an empty list.
-    pub fn new() -> SmallList<T, N> {
+    pub(crate) fn new() -> SmallList<T, N> {
         SmallList(SmallVec::new())
     }
 
