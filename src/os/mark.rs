@@ -87,9 +87,9 @@ fn is_stale(mark: usize, here: usize) -> bool {
 /// Names a word.
 #[derive(Clone, Copy)]
 pub(crate) enum Word {
-    /// See [`crate::os::mark`].
+    /// That of [`Mark`].
     Mark,
-    /// See [`crate::os::cancel`].
+    /// The setting of [cancellation](crate::os::cancel).
     Cancel,
 }
 

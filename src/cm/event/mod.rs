@@ -4,10 +4,10 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
 
-use crate::cm::channel::EventChannel;
-use crate::cm::id::{Completed, Id};
-use crate::cm::log;
-use crate::cm::owned_id::{self, OwnedId};
+use super::channel::EventChannel;
+use super::id::{Completed, Id};
+use super::log;
+use super::owned_id::{self, OwnedId};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::{self, *};
 use crate::ffi::{rdma_cm_event, rdma_cm_event_param, rdma_conn_param, rdma_ud_param};
