@@ -15,7 +15,6 @@ pub mod errno;
 pub mod ffi;
 pub mod os;
 pub mod rsocket;
-pub mod startup;
 pub mod ucm;
 pub mod verbs;
 

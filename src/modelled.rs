@@ -12,25 +12,19 @@ mod models;
 mod os {
     pub mod alloc;
     pub use crate::models::{cancel, event};
-    pub mod futex;
-    pub mod lock;
+    pub mod fork;
     pub mod mark;
-    pub mod owner;
     pub mod sync;
-    mod thread_word;
 }
 
 mod rsocket {
     use crate::models::config;
     pub mod poll;
-    mod small_list;
-    mod spinning;
     pub mod stream {
         mod channel_leader;
-        mod held;
         pub mod model;
         mod outbox;
-        mod starting;
+        mod watching;
     }
     mod poll_waiter;
     pub mod pollable;

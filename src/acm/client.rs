@@ -23,8 +23,7 @@ use std::time::Duration;
 
 use crate::errno::{Errno, Result};
 use crate::os::cancel::in_call;
-use crate::os::clock::monotonic_ms;
-use crate::os::event::Deadline;
+use crate::os::event::{Deadline, monotonic_ms};
 use crate::os::library_fds;
 
 use super::socket::{connect_loopback, connect_unix, has_input, receive_exact, send_all};

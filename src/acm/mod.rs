@@ -1,9 +1,8 @@
 //! The client of ibacm, the InfiniBand communication manager assistant, which knows paths from its
 //! cache (ibacm(8)).
 //!
-//! [`wire`] has the messages, [`client`] the connection, [`addr`] the addresses, and
-//! [`ip_header`] the header that tells them to the peer of a connection. Without a daemon
-//! every query returns `None`, which costs two failed system calls per second at most.
+//! [`wire`] has the messages, [`client`] the connection, [`addr`] the addresses. Without
+//! a daemon every query returns `None`, which costs two failed system calls per second at most.
 
 use std::time::Duration;
 
@@ -14,7 +13,6 @@ use wire::{Paths, Query};
 
 pub mod addr;
 pub mod client;
-pub mod ip_header;
 mod socket;
 pub mod wire;
 

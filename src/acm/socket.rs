@@ -7,16 +7,15 @@ use std::time::Duration;
 use libc::{c_int, pollfd, sockaddr, sockaddr_in, sockaddr_un, socklen_t};
 
 use crate::errno::{Errno, Result};
-use crate::os::clock;
 use crate::os::event::Deadline;
-use crate::os::library_fds;
+use crate::os::{event, library_fds};
 
 /// Returns the timeout for poll(2) in milliseconds, rounded up so that it does not end too early;
 /// fails with ETIMEDOUT after the deadline.
 fn poll_timeout(deadline: Deadline) -> Result<c_int> {
     match deadline.left() {
         Some(Duration::ZERO) => Err(Errno::ETIMEDOUT),
-        left => Ok(clock::millis(left)),
+        left => Ok(event::millis(left)),
     }
 }
 

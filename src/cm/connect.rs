@@ -4,15 +4,12 @@ use std::ffi::c_int;
 
 use super::channel::EventChannel;
 use super::device_registry::Limits;
-use super::ece;
-use super::endpoint;
-use super::event::{OwnedEvent, ack_cm_event, get_cm_event};
+use super::event::{OwnedEvent, ack_cm_event, event_result, get_cm_event};
 use super::id::Id;
-use super::operation::event_result;
 use super::owned_id::{OwnedId, destroy_id};
 use super::params::{self, ConnParam};
-use super::qp;
 use super::resolve::update_addresses;
+use super::{endpoint, qp};
 use crate::diag::probes;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_MAX_RESP_RES, rdma_cm_event_type, rdma_port_space};
@@ -89,7 +86,7 @@ fn check_resources(id: &Id, param: Option<ConnParam<'_>>, limits: Option<Limits>
 /// Answers the peer's reply on the active side: moves the QP to RTS, then the kernel sends "ready
 /// to use".
 pub(super) fn complete_response(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
-    let done = ece::take_reply(id, reply)
+    let done = params::take_reply(id, reply)
         .and_then(|()| qp::to_rtr(id, None))
         .and_then(|()| qp::to_rts(id, None))
         .and_then(|()| ready_to_use(id));

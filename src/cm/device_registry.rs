@@ -12,13 +12,12 @@ use std::ffi::c_int;
 use std::mem::{ManuallyDrop, size_of};
 use std::ptr::NonNull;
 
-use super::forks;
-use super::global::{GlobalLock, Guard};
+use super::global::{self, GlobalLock, Guard};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_push;
 use crate::os::cancel::in_call;
 use crate::os::event::EventFd;
-use crate::os::owner::Owner;
+use crate::os::fork::Owner;
 use crate::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
 
 /// Taken under no lock but those of rsockets and an id's `qp_use` (docs/concurrency.md).
@@ -478,7 +477,7 @@ impl Drop for DeviceContexts {
 
 /// rdma_get_devices(3). Fails with `ENODEV` without RDMA devices; empty if none can be opened.
 pub fn get_devices() -> Result<DeviceContexts> {
-    forks::register()?;
+    global::register()?;
     DeviceContexts::new(&hold_all(|_| false)?)
 }
 

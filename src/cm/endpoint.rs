@@ -8,7 +8,7 @@ use super::id::Id;
 use super::objects::{InitAttr, Pd, Template};
 use super::option::OptionValue;
 use super::owned_id::{self, OwnedId};
-use super::{qp, resolve, srq};
+use super::{qp, resolve};
 use crate::errno::{Errno, Result};
 use crate::ffi::RAI_PASSIVE;
 use crate::os::alloc::try_copy;
@@ -132,7 +132,7 @@ pub(super) fn attach_qp(listen: &Id, new: &Id) -> Result<()> {
 /// rdma_destroy_ep(3): destroys the id with its QP and SRQ.
 pub fn destroy_ep(id: OwnedId) {
     qp::destroy_qp(&id);
-    srq::destroy_srq(&id);
+    qp::destroy_srq(&id);
     // A failure cannot be reported.
     let _ = owned_id::destroy_id(id);
 }

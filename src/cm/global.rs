@@ -1,12 +1,21 @@
-//! A process-wide lock that survives fork().
+//! The process-wide locks of the connection manager, which survive fork(): in the child every lock
+//! is free, and devices are opened anew.
 //!
-//! fork() takes it, so that its data is consistent in the child. fork() does not wait for its own
-//! thread, and for another thread only for a limited time.
+//! fork() takes the locks, so that their data is consistent in the child. fork() does not wait for
+//! its own thread, and for another thread only for a limited time.
+//!
+//! The kernel refuses the parent's channels to the child (it checks who opened them), so no open
+//! object can be shared; ids created after the fork work in both processes. This file lists the
+//! global locks in the order in which they are taken (docs/concurrency.md).
 
 use std::cell::UnsafeCell;
 use std::time::Duration;
 
-use crate::os::lock::{self, Lock};
+use super::device_registry::{REGISTRY, Registry};
+use super::id::{self, HANDLES};
+use crate::errno::Result;
+use crate::os::fork::{self, Handlers, Layer};
+use crate::os::sync::{self, Lock};
 
 /// How long fork() waits for another thread that holds the lock: five seconds. The work done under
 /// the lock is shorter, unless a device or its driver does not answer.
@@ -20,7 +29,7 @@ pub struct GlobalLock<T: 'static> {
 }
 
 /// Access to the value; dropping it unlocks.
-pub type Guard<'a, T> = lock::Guard<'a, T>;
+pub type Guard<'a, T> = sync::Guard<'a, T>;
 
 // SAFETY: `held` is touched only by the thread that holds the lock.
 unsafe impl<T: Send> Sync for GlobalLock<T> {}
@@ -93,9 +102,36 @@ impl<T> GlobalLock<T> {
     }
 }
 
+static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
+
+/// Registers the handlers unless they were registered when the library was loaded. Fails with
+/// ENOMEM if the C library has no memory for them.
+pub fn register() -> Result<()> {
+    fork::register(Layer::Cm, &HANDLERS)
+}
+
+fn before() {
+    REGISTRY.before_fork();
+    HANDLES.before_fork();
+}
+
+fn in_parent() {
+    HANDLES.after_fork_in_parent();
+    REGISTRY.after_fork_in_parent();
+}
+
+fn in_child() {
+    // SAFETY: the child of a fork() has one thread until its handlers have run.
+    unsafe {
+        HANDLES.after_fork_in_child(id::Handles::new);
+        REGISTRY.after_fork_in_child(Registry::new);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cm::device_registry;
 
     fn after_fork(lock: &'static GlobalLock<u32>, in_child: bool, fresh: u32) {
         if in_child {
@@ -177,5 +213,33 @@ mod tests {
             done.wait();
         });
         assert_eq!(*LOCK.lock(), 1);
+    }
+
+    #[test]
+    fn registered_on_load() {
+        assert_eq!(register(), Ok(()));
+    }
+
+    #[test]
+    fn locks_are_free_in_the_child() {
+        let _busy = std::thread::spawn(|| {
+            for _ in 0..1000 {
+                drop(device_registry::lock());
+            }
+        });
+        // SAFETY: the child only takes a lock and leaves.
+        match unsafe { libc::fork() } {
+            0 => {
+                drop(device_registry::lock());
+                // SAFETY: ends the child without running the parent's exit handlers.
+                unsafe { libc::_exit(7) }
+            }
+            child => {
+                let mut status = 0;
+                // SAFETY: our child.
+                unsafe { libc::waitpid(child, &raw mut status, 0) };
+                assert_eq!(libc::WEXITSTATUS(status), 7);
+            }
+        }
     }
 }

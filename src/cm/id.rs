@@ -1,21 +1,28 @@
 //! Ids: the public structure with its addresses, and what the library keeps behind it.
+//!
+//! An id can be freed once the program has acknowledged all events that the kernel reported, which
+//! [`Completed`] counts. Kernels that report events of connection requests without the library's
+//! `uid`, which they learn when the program accepts, name the id by their handle: a table finds it.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
+use std::hash::BuildHasherDefault;
 use std::mem::zeroed;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use base::sleep::{futex_wait, futex_wake};
 use libc::sockaddr_storage;
 use smallvec::SmallVec;
 
-use super::addrinfo::pending::Pending;
-use super::completed::Completed;
+use super::addrinfo::Pending;
 use super::device_registry::{Bound, Limits};
+use super::global::GlobalLock;
 use super::objects::{Context, Qp, Srq, Template};
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::os::library_fds::OwnFd;
+use crate::os::numbered::Numbered;
 use crate::os::sockaddr::{SockAddr, overwrite};
 use crate::os::sync::{Mutex, MutexGuard};
 use crate::os::uapi::rdma_ucm_ece;
@@ -35,7 +42,7 @@ pub struct Id {
     /// Whether the id owns its channel: every call waits for the event that completes it.
     sync: AtomicBool,
     /// Whether it is the id of a connection request, and so in the table of
-    /// [`handles`](super::handles).
+    /// [`HANDLES`].
     request: AtomicBool,
     /// Held while an event uses the QP, and while the QP is destroyed: the thread that reads events
     /// and the one that destroys the QP need not be the same.
@@ -379,10 +386,99 @@ impl Id {
     }
 }
 
+/// The number of completed events: those that the program has acknowledged, and those that the
+/// library has consumed.
+#[derive(Default)]
+pub struct Completed {
+    /// Events that were read from the kernel.
+    read: AtomicU32,
+    /// Twice the number of completed events, and [`AWAITED`].
+    completed: AtomicU32,
+}
+
+/// Set while threads may be in `wait_for`. Without one, completing an event needs no system call.
+const AWAITED: u32 = 1;
+
+impl Completed {
+    /// Counts an event that was read from the kernel. It refers to `self` until it is completed.
+    pub fn give(&self) {
+        self.read.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether no event refers to `self`.
+    pub fn is_done(&self) -> bool {
+        let completed = self.completed.load(Ordering::Acquire) & !AWAITED;
+        completed == self.read.load(Ordering::Relaxed).wrapping_mul(2)
+    }
+
+    /// Counts a completed event. From then on, a thread in `wait_for` may free `self`.
+    pub fn complete(&self) {
+        let word = self.completed.as_ptr();
+        let next = |before: u32| Some((before & !AWAITED).wrapping_add(2));
+        let (Ok(before) | Err(before)) = self.completed.fetch_update(Ordering::Release, Ordering::Relaxed, next);
+        if before & AWAITED != 0 {
+            futex_wake(word, i32::MAX);
+        }
+    }
+
+    /// Waits until `reported` events are complete.
+    pub fn wait_for(&self, reported: u32) {
+        loop {
+            let word = self.completed.load(Ordering::Acquire);
+            if reported.wrapping_mul(2).wrapping_sub(word & !AWAITED) as i32 <= 0 {
+                return;
+            }
+            let awaited = word | AWAITED;
+            if self.completed.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                futex_wait(self.completed.as_ptr(), awaited, None);
+            }
+        }
+    }
+}
+
+/// A hash table, because the kernel numbers the ids of all processes together: a process with few
+/// ids may have high numbers.
+pub(super) static HANDLES: GlobalLock<Handles> = GlobalLock::new(Handles::new());
+
+pub(super) struct Handles(Numbered<u32, NonNull<Id>>);
+
+// SAFETY: `Id` is `Sync`, and the table only stores addresses.
+unsafe impl Send for Handles {}
+
+impl Handles {
+    pub(super) const fn new() -> Handles {
+        Handles(Numbered::with_hasher(BuildHasherDefault::new()))
+    }
+}
+
+/// Adds `id` under its handle.
+pub(super) fn insert_handle(handle: u32, id: NonNull<Id>) -> Result<()> {
+    let mut table = HANDLES.lock();
+    table.0.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+    table.0.insert(handle, id);
+    Ok(())
+}
+
+/// Removes `id`. Another id of the same handle stays: after a fork both processes may use the
+/// number.
+pub(super) fn remove_handle(handle: u32, id: NonNull<Id>) {
+    let mut table = HANDLES.lock();
+    if table.0.get(&handle) == Some(&id) {
+        table.0.remove(&handle);
+    }
+}
+
+/// The id of `handle`.
+pub(super) fn find_handle(handle: u32) -> Option<NonNull<Id>> {
+    HANDLES.lock().0.get(&handle).copied()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::mem::offset_of;
+    use std::sync::Arc;
+
+    use super::*;
 
     #[test]
     fn the_public_part_comes_first() {
@@ -406,6 +502,46 @@ mod tests {
                 assert_eq!((route.num_paths as usize, route.path_rec.is_null()), (count, count == 0));
                 assert!((0..count).all(|place| (*route.path_rec.add(place)).mtu == round as u8));
             }
+        }
+    }
+
+    #[test]
+    fn waits_until_all_reported_events_are_completed() {
+        let completed = Arc::new(Completed::default());
+        completed.wait_for(0);
+        completed.give();
+        assert!(!completed.is_done());
+        completed.complete();
+        assert!(completed.is_done());
+        let other = completed.clone();
+        let waiter = std::thread::spawn(move || other.wait_for(3));
+        // The waiter sleeps, or is about to: one more event does not suffice.
+        let await_waiter = || {
+            while completed.completed.load(Ordering::Relaxed) & AWAITED == 0 {
+                std::thread::yield_now();
+            }
+        };
+        await_waiter();
+        completed.complete();
+        await_waiter();
+        assert!(!waiter.is_finished());
+        completed.complete();
+        assert!(waiter.join().is_ok());
+    }
+
+    #[test]
+    fn high_numbers_cost_no_more_than_low_ones() {
+        let id = |number: usize| NonNull::new(std::ptr::without_provenance_mut::<Id>(number)).unwrap();
+        let handles = [0, 1, 65_536, 1 << 20, u32::MAX];
+        for (number, &handle) in handles.iter().enumerate() {
+            insert_handle(handle, id(8 * number + 8)).unwrap();
+        }
+        assert!(HANDLES.lock().0.capacity() < 1000);
+        remove_handle(1, id(8));
+        for (number, &handle) in handles.iter().enumerate() {
+            assert_eq!(find_handle(handle), Some(id(8 * number + 8)));
+            remove_handle(handle, id(8 * number + 8));
+            assert_eq!(find_handle(handle), None);
         }
     }
 }

@@ -2,15 +2,14 @@
 
 use once_cell::race::{OnceBool, OnceBox};
 
-use super::{device_registry, forks};
+use super::{device_registry, global};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_IB_IP_PS_MASK, RDMA_IB_IP_PS_TCP, rdma_port_space};
 use crate::os::alloc::try_box;
 use crate::os::cancel::in_call;
 use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb};
-use crate::ucm;
 use crate::ucm::chardev::RdmaCm;
-use crate::verbs;
+use crate::{ucm, verbs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -60,7 +59,7 @@ pub fn library() -> Result<&'static Library> {
 
 #[cold]
 fn find() -> Result<&'static Library> {
-    forks::register()?;
+    global::register()?;
     in_call(|| LIBRARY.get_or_try_init(|| try_box(discover()?)))
 }
 
@@ -78,7 +77,7 @@ pub fn need_devices() -> Result<()> {
     if FOUND.load(Ordering::Relaxed) {
         return Ok(());
     }
-    forks::register()?;
+    global::register()?;
     let list = verbs::DeviceList::new()?;
     if list.devices().is_empty() {
         return Err(Errno::ENODEV);

@@ -6,52 +6,41 @@
 
 mod addrinfo;
 mod channel;
-mod completed;
 mod connect;
-mod cq;
 mod device_registry;
-mod domain;
-mod ece;
 mod endpoint;
 mod event;
-mod forks;
 mod global;
-mod handles;
 mod id;
 mod library;
 pub mod log;
 mod lookup;
 mod multicast;
 mod objects;
-mod operation;
 mod option;
 mod owned_id;
 mod params;
 mod qp;
 mod resolve;
-mod srq;
 
-pub use addrinfo::{GaiError, hints::Hints, list::List as AddrInfoList};
-pub use channel::{EventChannel, OwnedChannel, create_another_channel, create_event_channel, destroy_event_channel};
-pub use channel::{forget_former, migrate_id, move_to_new_file};
+pub use addrinfo::{GaiError, Hints, list::List as AddrInfoList};
+pub use channel::{
+    EventChannel, OwnedChannel, create_another_channel, create_event_channel, destroy_event_channel, forget_former,
+    migrate_id, move_to_new_file,
+};
 pub use connect::{accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece};
-pub use device_registry::Limits;
-pub use device_registry::{DeviceContexts, free_devices, get_devices};
-pub use domain::Domain;
-pub use ece::{get_remote_ece, set_local_ece};
+pub use device_registry::{DeviceContexts, Limits, free_devices, get_devices};
 pub use endpoint::{EndpointInfo, EndpointQp, create_ep, destroy_ep};
 pub use event::{
     Kind as EventKind, OwnedEvent, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event,
 };
-pub use forks::register as register_fork_handlers;
-pub use global::{GlobalLock, Guard};
+pub use global::{GlobalLock, Guard, register as register_fork_handlers};
 pub use id::Id;
 pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};
 pub use multicast::{JoinAttr, join_multicast, join_multicast_ex, leave_multicast};
 pub use objects::{InitAttr, Pd};
 pub use option::{OptionValue, get_dst_port, get_src_port, set_option};
 pub use owned_id::{OwnedId, create_id, destroy_id, free_id};
-pub use params::ConnParam;
-pub use qp::{create_qp, create_qp_ex, destroy_qp, init_qp_attr};
+pub use params::{ConnParam, get_remote_ece, set_local_ece};
+pub use qp::{Domain, create_qp, create_qp_ex, create_srq, create_srq_ex, destroy_qp, destroy_srq, init_qp_attr};
 pub use resolve::{bind_addr, defer_devices, open_request_device, resolve_addr, resolve_route, resolve_route_soon};
-pub use srq::{create_srq, create_srq_ex, destroy_srq};

@@ -4,9 +4,8 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::completed::Completed;
 use super::event::{forget_group, keeps_failed_join};
-use super::id::{Group, Id};
+use super::id::{Completed, Group, Id};
 use super::library::library;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_join_mc_attr_mask, rdma_cm_mc_join_flags};

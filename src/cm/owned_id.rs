@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 
 use super::channel::{EventChannel, OwnedChannel, create_event_channel};
 use super::device_registry::{self, Bound};
-use super::handles;
+use super::id;
 use super::id::Id;
 use super::library::library;
 use crate::diag::probes;
@@ -93,7 +93,7 @@ impl OwnedId {
     /// Frees everything that the id holds, but not its memory.
     fn retire(&self) -> Option<Bound> {
         if self.is_request() {
-            handles::remove(self.handle(), self.0);
+            id::remove_handle(self.handle(), self.0);
         }
         if self.is_sync() {
             // SAFETY: a synchronous id owns its channel, and is the only one on it.
@@ -134,7 +134,7 @@ pub(super) fn create_for_request(listener: &Id, handle: u32) -> Result<OwnedId> 
         let _ = ucm::destroy_id(listener.fd(), handle);
     })?;
     id.set_handle(handle);
-    if let Err(error) = handles::insert(handle, id.0) {
+    if let Err(error) = id::insert_handle(handle, id.0) {
         discard(id);
         return Err(error);
     }

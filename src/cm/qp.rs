@@ -1,23 +1,26 @@
-//! QPs of ids: creation, with CQs where the program has none, and state changes.
+//! The libibverbs objects of ids: QPs with their state changes, shared receive queues (SRQs), the
+//! CQs and completion channels that the library creates for ids whose programs bring none, and the
+//! PDs of connections.
 
 use std::ffi::c_int;
 use std::mem::zeroed;
-use std::ptr;
+use std::ptr::{self, NonNull};
 
-use super::cq;
-use super::device_registry;
-use super::ece;
+use super::device_registry::{self, Bound, Limits};
 use super::id::Id;
 use super::library::library;
-use super::multicast;
-use super::objects::{Context, InitAttr, Pd, Qp};
+use super::objects::{Context, InitAttr, Pd, Qp, Srq};
+use super::{log, multicast, params};
+use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_MAX_RESP_RES, RDMA_UDP_QKEY};
 use crate::os::uapi::ib_uverbs_qp_attr;
 use crate::ucm;
 use crate::verbs::{
-    self, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
+    self, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD,
+    IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD, IBV_SRQT_BASIC, IBV_SRQT_XRC, ibv_comp_channel, ibv_context,
+    ibv_cq, ibv_pd, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
+    ibv_srq_init_attr, ibv_srq_init_attr_ex,
 };
 
 /// Bits 21 to 24 of the attribute mask, which have no meaning in the kernel's answer for InfiniBand
@@ -90,7 +93,7 @@ fn create_with_cqs(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_
     let given = (attr.send_cq, attr.recv_cq, attr.srq);
     let send = if attr.send_cq.is_null() { attr.cap.max_send_wr } else { 0 };
     let recv = if attr.recv_cq.is_null() { attr.cap.max_recv_wr } else { 0 };
-    let created = cq::create_missing(id, send, recv)?;
+    let created = create_missing_cqs(id, send, recv)?;
     if attr.send_cq.is_null() {
         attr.send_cq = id.send_cq();
     }
@@ -109,7 +112,7 @@ fn create_with_cqs(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_
             Ok(())
         }
         Err(error) => {
-            cq::destroy(id, created);
+            destroy_cqs(id, created);
             // The program's structure must not name what is destroyed.
             let attr = attributes.get();
             (attr.send_cq, attr.recv_cq, attr.srq) = given;
@@ -140,7 +143,7 @@ fn lacks_cq(attr: &ibv_qp_init_attr_ex) -> bool {
 
 /// Moves a new QP to the state in which its type starts: INIT, or RTS for datagrams.
 fn start(id: &Id, qp: &Qp) -> Result<()> {
-    ece::of_new_qp(id, qp)?;
+    params::of_new_qp(id, qp)?;
     if id.is_ud() { start_datagrams(id, qp) } else { to_first_state(id, qp, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS) }
 }
 
@@ -269,13 +272,270 @@ pub fn destroy_qp(id: &Id) {
     id.set_qp(ptr::null_mut());
     drop(qp_use);
     if !keep_cqs {
-        cq::destroy(id, cq::Created::ALL);
+        destroy_cqs(id, CreatedCqs::ALL);
     }
+}
+
+/// Which of an id's CQs the library created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct CreatedCqs {
+    send: bool,
+    recv: bool,
+}
+
+impl CreatedCqs {
+    /// Both.
+    const ALL: CreatedCqs = CreatedCqs { send: true, recv: true };
+}
+
+/// Creates a channel and a CQ of each size that is not 0, where the id has none. Returns which CQs
+/// were created.
+fn create_missing_cqs(id: &Id, send: u32, recv: u32) -> Result<CreatedCqs> {
+    let mut created = CreatedCqs::default();
+    if recv > 0 && id.recv_cq().is_null() {
+        let pair = create_cq(id, recv)?;
+        id.set_recv_cq_channel(pair.channel);
+        id.set_recv_cq(pair.cq);
+        created.recv = true;
+    }
+    if send > 0 && id.send_cq().is_null() {
+        let pair = create_cq(id, send).inspect_err(|_| destroy_cqs(id, created))?;
+        id.set_send_cq_channel(pair.channel);
+        id.set_send_cq(pair.cq);
+        created.send = true;
+    }
+    Ok(created)
+}
+
+fn create_cq(id: &Id, entries: u32) -> Result<Pair> {
+    let context = id.device_context()?.as_ptr();
+    // SAFETY: the context is open; the channel is new, and destroyed if the CQ fails.
+    unsafe {
+        let channel = verbs::create_comp_channel(context)?;
+        let cq = verbs::create_cq(context, entries, id.as_c().cast(), channel, 0)
+            .inspect_err(|_| verbs::end_comp_channel(channel))?;
+        Ok(Pair { cq: cq.as_ptr(), channel: channel.as_ptr() })
+    }
+}
+
+/// Destroys the CQs of the id that `which` names, as far as there are any. A program may have put
+/// one CQ, or one channel, into both fields: it is destroyed once, the channel after both CQs.
+fn destroy_cqs(id: &Id, which: CreatedCqs) {
+    let recv = if which.recv { take_recv(id) } else { Pair::NONE };
+    let mut send = if which.send { take_send(id) } else { Pair::NONE };
+    if send.cq == recv.cq {
+        send.cq = ptr::null_mut();
+    }
+    let (recv_gone, mut send_gone) = (recv.destroy_cq(), send.destroy_cq());
+    if send.channel == recv.channel {
+        send_gone |= recv_gone;
+    } else {
+        recv.destroy_channel(recv_gone);
+    }
+    send.destroy_channel(send_gone);
+}
+
+/// Takes the receive CQ and its channel out of the id.
+fn take_recv(id: &Id) -> Pair {
+    let pair = Pair { cq: id.recv_cq(), channel: id.recv_cq_channel() };
+    id.set_recv_cq(ptr::null_mut());
+    id.set_recv_cq_channel(ptr::null_mut());
+    pair
+}
+
+/// Takes the send CQ and its channel out of the id.
+fn take_send(id: &Id) -> Pair {
+    let pair = Pair { cq: id.send_cq(), channel: id.send_cq_channel() };
+    id.set_send_cq(ptr::null_mut());
+    id.set_send_cq_channel(ptr::null_mut());
+    pair
+}
+
+/// A CQ of an id and its channel, both NULL or live. An object that the program has put to another
+/// use, a CQ for a second QP or a channel for another CQ, is not destroyed.
+struct Pair {
+    cq: *mut ibv_cq,
+    channel: *mut ibv_comp_channel,
+}
+
+impl Pair {
+    const NONE: Pair = Pair { cq: ptr::null_mut(), channel: ptr::null_mut() };
+
+    /// Destroys the CQ. Returns whether that failed because its device is gone. Other errors show
+    /// that the program has closed the library's descriptors (closefrom(3)): their numbers may
+    /// belong to files of the program.
+    fn destroy_cq(&self) -> bool {
+        // SAFETY: an id's CQ is live until it leaves its field, and `destroy_cqs` has taken it once.
+        NonNull::new(self.cq).is_some_and(|cq| unsafe { verbs::destroy_cq(cq) }.is_err_and(|error| error == Errno::EIO))
+    }
+
+    /// Destroys the channel, or at least closes its descriptor if the device is `gone`.
+    fn destroy_channel(&self, gone: bool) {
+        let Some(channel) = NonNull::new(self.channel) else { return };
+        // SAFETY: an id's channel is live until it leaves its field, and `destroy_cqs` has taken it
+        // once.
+        unsafe {
+            if gone {
+                verbs::end_comp_channel(channel);
+            } else {
+                // Fails with EBUSY for a channel that other CQs use.
+                let _ = verbs::destroy_comp_channel(channel);
+            }
+        }
+    }
+}
+
+/// rdma_create_srq(3). What the device granted is written back.
+pub fn create_srq(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_srq_init_attr>) -> Result<()> {
+    let given = attr.get();
+    // SAFETY: all zeros are a value of this structure.
+    let mut extended: ibv_srq_init_attr_ex = unsafe { zeroed() };
+    extended.srq_context = given.srq_context;
+    extended.attr = given.attr;
+    extended.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+    extended.srq_type = IBV_SRQT_BASIC;
+    extended.pd = pd.map_or(ptr::null_mut(), Pd::as_c);
+    // SAFETY: the PD is live, and there are no other objects.
+    create_srq_ex(id, &mut unsafe { InitAttr::new(&mut extended) })?;
+    given.attr = extended.attr;
+    Ok(())
+}
+
+/// rdma_create_srq_ex(3).
+pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex>) -> Result<()> {
+    let attr = attributes.get();
+    // From now on the program destroys the SRQ that the id has already (docs/compatibility.md).
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let context = id.device_context()?;
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+        attr.pd = id.pd();
+        attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
+    }
+    let given = (attr.cq, attr.comp_mask);
+    let created = if attr.srq_type == IBV_SRQT_XRC { add_xrc_objects(id, attr)? } else { CreatedCqs::default() };
+    match Srq::create(context, attributes) {
+        Ok(srq) => {
+            if id.pd().is_null() {
+                id.set_pd(attributes.get().pd);
+            }
+            id.set_srq(srq.as_c());
+            Ok(())
+        }
+        Err(error) => {
+            destroy_cqs(id, created);
+            // The program's structure must not name what is destroyed.
+            let attr = attributes.get();
+            (attr.cq, attr.comp_mask) = given;
+            Err(error)
+        }
+    }
+}
+
+/// Adds the XRC domain and the CQ that an XRC SRQ needs, unless the program brings them.
+fn add_xrc_objects(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<CreatedCqs> {
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
+        let bound = id.state().bound.ok_or(Errno::EINVAL)?;
+        attr.xrcd = device_registry::xrcd(&bound)?.as_ptr();
+        attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD;
+    }
+    let mut created = CreatedCqs::default();
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null() {
+        created = create_missing_cqs(id, 0, attr.attr.max_wr)?;
+        attr.cq = NonNull::new(id.recv_cq()).ok_or(Errno::EINVAL)?.as_ptr();
+        attr.comp_mask |= IBV_SRQ_INIT_ATTR_CQ;
+    }
+    Ok(created)
+}
+
+/// rdma_destroy_srq(3), with the CQs that came with it unless a QP still uses them.
+pub fn destroy_srq(id: &Id) {
+    let Some(srq) = id.own_srq() else { return };
+    srq.destroy();
+    id.set_srq(ptr::null_mut());
+    if id.qp().is_null() {
+        destroy_cqs(id, CreatedCqs::ALL);
+    }
+}
+
+/// The PD of a connection on the device of its id. Keeps the device open.
+///
+/// It isolates connections from each other. A memory key is valid for every QP of its PD: if
+/// connections shared a PD, the peer of one could access the memory of the others.
+#[derive(Debug)]
+pub struct Domain {
+    bound: Bound,
+    /// The connection's own PD. Without one, it uses the PD that the ids on the device share.
+    own: Option<NonNull<ibv_pd>>,
+}
+
+// SAFETY: any thread may use the libibverbs objects that it points at.
+unsafe impl Send for Domain {}
+
+impl Domain {
+    /// Allocates a PD for a connection of `id`. If the device has no more PDs, the connection uses
+    /// the PD of the ids, without isolation from others that do. Fails with `ENODEV` before the id
+    /// has a device.
+    pub fn new(id: &Id) -> Result<Domain> {
+        let bound = id.state().bound.ok_or(Errno::ENODEV)?;
+        // Keeps the device open.
+        let bound = device_registry::share(&bound)?;
+        let mut domain = Domain { bound, own: None };
+        // SAFETY: `share` keeps the context open.
+        match unsafe { verbs::alloc_pd(domain.bound.context) } {
+            Ok(pd) => domain.own = Some(pd),
+            Err(error) if is_exhaustion(error) => log::background(id, error, Cause::SharedDomain),
+            Err(error) => return Err(error),
+        }
+        Ok(domain)
+    }
+
+    /// The PD, valid as long as `self`.
+    pub fn pd(&self) -> NonNull<ibv_pd> {
+        self.own.unwrap_or(self.bound.pd)
+    }
+
+    /// The device's context, open as long as `self` lives.
+    pub fn context(&self) -> NonNull<ibv_context> {
+        self.bound.context
+    }
+
+    /// The limits of the device.
+    pub fn limits(&self) -> &Limits {
+        &self.bound.limits
+    }
+
+    /// Whether it is on the device of `id`.
+    pub fn is_of(&self, id: &Id) -> bool {
+        id.verbs() == self.bound.context.as_ptr()
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        if let Some(pd) = self.own {
+            // SAFETY: the owner has destroyed the QPs and memory regions in the PD, and the device
+            // is open until `release`.
+            unsafe { verbs::dealloc_pd(pd) };
+        }
+        device_registry::release(self.bound);
+    }
+}
+
+/// Whether an error of ibv_alloc_pd(3) means that the device has no more PDs, or that the control
+/// group has reached its limit. Drivers return different errors: rxe and cxgb4 fail with `EINVAL`.
+fn is_exhaustion(error: Errno) -> bool {
+    matches!(
+        error.get(),
+        libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EBUSY | libc::EOVERFLOW | libc::EDQUOT | libc::EINVAL
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
     fn dangling<T>(address: usize) -> *mut T {
         ptr::without_provenance_mut(address)
     }

@@ -7,8 +7,8 @@ use libc::sockaddr_storage;
 
 use super::reason;
 use crate::errno::Errno;
-use crate::os::fixed_string::FixedString;
 use crate::os::sockaddr::{SockAddr, inet};
+use crate::os::text::FixedString;
 
 /// Maximum length of a device name, with its NUL (IBV_SYSFS_NAME_MAX).
 const MAX_NAME: usize = 64;

@@ -1,5 +1,5 @@
-//! Diagnosis: a log line for each failure if RDMACM_LOG is set (docs/troubleshooting.md), and probes
-//! for tracers.
+//! Diagnosis: a log line for each failure if RDMACM_LOG is set (docs/troubleshooting.md), and
+//! probes for tracers.
 //!
 //! This is a low layer: callers pass plain data, and the modules know neither the connection
 //! manager nor rsockets. Calls that succeed run only the one instruction of each probe. A line is
@@ -11,7 +11,6 @@ mod facts;
 mod line;
 pub mod probes;
 mod reason;
-mod sink;
 mod switch;
 
 use std::ffi::c_int;
@@ -59,7 +58,7 @@ fn write_call_failed(name: &'static str, subject: Subject, error: Errno, endpoin
     }
     line.push_endpoints(endpoints);
     line.push(format_args!(": {error:?}: {reason}"));
-    sink::write(line.finish());
+    line.write();
 }
 
 /// Runs `log`, and restores errno.
@@ -77,7 +76,7 @@ pub fn note(name: &'static str, text: &[u8]) {
         keep_errno(|| {
             let mut line = Line::begin(name);
             line.push(format_args!(": {}", str::from_utf8(text).unwrap_or_default()));
-            sink::write(line.finish());
+            line.write();
         });
     }
 }
@@ -93,7 +92,7 @@ pub fn not_found(name: &'static str, code: c_int) {
         let mut line = Line::begin(name);
         let (code, meaning) = reason::of_eai(code);
         line.push(format_args!(": {code}: {meaning}"));
-        sink::write(line.finish());
+        line.write();
     });
 }
 
@@ -112,7 +111,7 @@ fn unknown_value(word: &[u8]) {
             ": \"{}\" is none of 0, 1, stderr, 2, all, connections, time, syslog and an absolute path: nothing is logged",
             str::from_utf8(word).unwrap_or_default()
         ));
-        sink::write(line.finish());
+        line.write();
     });
 }
 
@@ -160,7 +159,7 @@ pub fn good_event(event: &GoodEvent<'_>, endpoints: &Endpoints) {
                 line.push(format_args!(", MTU {mtu}, SL {sl}"));
             }
         }
-        sink::write(line.finish());
+        line.write();
     });
 }
 
@@ -173,7 +172,7 @@ pub fn closed(fd: c_int, endpoints: &Endpoints, sent: u64, received: u64) {
         line.push(format_args!(": socket {fd}"));
         line.push_endpoints(Some(endpoints));
         line.push(format_args!(": sent {sent} bytes, received {received}"));
-        sink::write(line.finish());
+        line.write();
     });
 }
 
@@ -217,7 +216,7 @@ pub fn bad_event(event: &BadEvent<'_>, endpoints: &Endpoints) {
         }
         line.push(format_args!(": {}", reason::of_event(event.kind, event.status, event.iwarp, &facts)));
         line.push_quoted("; the peer says", event.private_data);
-        sink::write(line.finish());
+        line.write();
     });
 }
 
@@ -240,7 +239,7 @@ pub fn background(fd: Option<c_int>, endpoints: &Endpoints, error: Errno, cause:
         if let Cause::Connecting | Cause::Accepting = cause {
             line.push(format_args!("{}", reason::of_call("rconnect", error, &facts)));
         }
-        sink::write(line.finish());
+        line.write();
     });
 }
 

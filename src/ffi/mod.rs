@@ -11,7 +11,12 @@
 
 pub mod cma;
 pub mod rsocket;
-pub mod verbs;
 
 pub use cma::*;
 pub use rsocket::*;
+
+// What the signatures of the public functions have of libibverbs.
+pub use ibverbs_sys::{
+    ibv_context, ibv_ece, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr,
+    ibv_srq_init_attr_ex,
+};

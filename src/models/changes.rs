@@ -1,4 +1,4 @@
-//! The counter that threads wait on (`os::futex::Changes`).
+//! The counter that threads wait on (`os::sync::Changes`).
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use loom::sync::atomic::{AtomicBool, Ordering};
 
 use super::explore;
 use crate::errno::Errno;
-use crate::os::futex::Changes;
+use crate::os::sync::Changes;
 
 #[derive(Default)]
 struct Shared {

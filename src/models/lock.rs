@@ -1,7 +1,7 @@
-//! The lock that knows its holder (`os::lock`).
+//! The lock that knows its holder ([`Lock`]).
 
 use super::explore;
-use crate::os::lock::{Lock, Unavailable};
+use crate::os::sync::{Lock, Unavailable};
 
 struct Shared {
     lock: Lock<(u32, u32)>,

@@ -1,9 +1,16 @@
-//! Allocation that fails with `ENOMEM` where the standard library would abort the program.
+//! Allocation that fails with `ENOMEM`: on the heap of Rust, where the standard library would abort
+//! the program, in lists that need none while they are short, and from malloc(3) what the program
+//! frees with free(3).
 
 use std::alloc::{GlobalAlloc, Layout, System, alloc, dealloc};
 use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_void};
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use crate::errno::{Errno, Result};
 
@@ -101,5 +108,175 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the contract of GlobalAlloc: guaranteed by the caller.
         unsafe { System.realloc(memory, layout, size) }
+    }
+}
+
+/// At least one byte from malloc(3).
+#[derive(Debug)]
+pub struct CBytes {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+impl CBytes {
+    /// Copies `bytes`. Returns `None` if `bytes` is empty.
+    pub fn copy(bytes: &[u8]) -> Result<Option<CBytes>> {
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        // SAFETY: malloc() takes any size.
+        let ptr = NonNull::new(unsafe { libc::malloc(bytes.len()) }.cast::<u8>()).ok_or(Errno::ENOMEM)?;
+        // SAFETY: fresh memory of that length.
+        unsafe { ptr.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        Ok(Some(CBytes { ptr, len: bytes.len() }))
+    }
+
+    /// Returns the bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: allocated and filled by copy().
+        unsafe { slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+
+    /// Returns the address and length of memory that the caller frees with free(3); NULL and 0 for
+    /// `None`.
+    pub fn into_raw(this: Option<CBytes>) -> (*mut c_void, usize) {
+        match this {
+            None => (std::ptr::null_mut(), 0),
+            Some(bytes) => {
+                let bytes = std::mem::ManuallyDrop::new(bytes);
+                (bytes.ptr.as_ptr().cast(), bytes.len)
+            }
+        }
+    }
+
+    /// Returns a C string that the caller frees with free(3); NULL for `None`.
+    pub fn name_into_raw(this: Option<CName>) -> *mut c_char {
+        CBytes::into_raw(this.map(|name| name.0)).0.cast()
+    }
+}
+
+impl Drop for CBytes {
+    fn drop(&mut self) {
+        // SAFETY: from malloc(), and freed once: into_raw() prevents the drop.
+        unsafe { libc::free(self.ptr.as_ptr().cast()) }
+    }
+}
+
+// SAFETY: owns plain bytes.
+unsafe impl Send for CBytes {}
+
+/// A C string from malloc(3).
+#[derive(Debug)]
+pub struct CName(CBytes);
+
+impl CName {
+    /// Returns a copy of `name`.
+    pub fn copy(name: &CStr) -> Result<CName> {
+        // A C string has its terminator at least.
+        CBytes::copy(name.to_bytes_with_nul())?.map(CName).ok_or(Errno::EINVAL)
+    }
+
+    /// Returns the string.
+    pub fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_with_nul(self.0.as_slice()).unwrap_or_default()
+    }
+}
+
+/// Allocates a C structure with calloc(3); the caller frees it with free(3).
+///
+/// # Safety
+/// All zero bits are a valid `T`.
+pub unsafe fn zeroed<T>() -> Result<NonNull<T>> {
+    // SAFETY: calloc() takes any size.
+    NonNull::new(unsafe { libc::calloc(1, size_of::<T>()) }.cast()).ok_or(Errno::ENOMEM)
+}
+
+/// Stores up to `N` elements inline, and longer lists on the heap.
+pub struct SmallList<T, const N: usize>(SmallVec<[T; N]>);
+
+impl<T, const N: usize> SmallList<T, N> {
+    /// Returns an empty list.
+    pub(crate) fn new() -> SmallList<T, N> {
+        SmallList(SmallVec::new())
+    }
+
+    /// Appends `value`. Fails with `ENOMEM`, which leaves the list unchanged.
+    pub fn push(&mut self, value: T) -> Result<()> {
+        self.0.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.0.push(value);
+        Ok(())
+    }
+
+    /// Removes the last element.
+    pub fn pop(&mut self) {
+        self.0.pop();
+    }
+
+    /// Removes all elements and keeps the memory.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Returns the elements.
+    pub fn as_slice(&self) -> &[T] {
+        &self.0
+    }
+
+    /// Returns the elements.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_copied_and_handed_over() {
+        let bytes = CBytes::copy(&[1, 2, 3]).unwrap().unwrap();
+        assert_eq!(bytes.as_slice(), [1, 2, 3]);
+        let (ptr, len) = CBytes::into_raw(Some(bytes));
+        assert_eq!(len, 3);
+        // SAFETY: `into_raw` has returned it.
+        unsafe {
+            assert_eq!(*ptr.cast::<[u8; 3]>(), [1, 2, 3]);
+            libc::free(ptr);
+        }
+    }
+
+    #[test]
+    fn nothing_is_null() {
+        assert!(CBytes::copy(&[]).unwrap().is_none());
+        assert_eq!(CBytes::into_raw(None), (std::ptr::null_mut(), 0));
+    }
+
+    #[test]
+    fn names_keep_their_end() {
+        assert_eq!(CName::copy(c"host").unwrap().as_c_str(), c"host");
+        assert_eq!(CName::copy(c"").unwrap().as_c_str(), c"");
+    }
+
+    #[test]
+    fn out_of_memory_is_an_error() {
+        // Otherwise the optimizer may assume that an unused allocation succeeds.
+        // SAFETY: the allocation fails, so there is no memory to free.
+        let result = std::hint::black_box(unsafe { zeroed::<[u8; 1 << 60]>() });
+        assert_eq!(result.err(), Some(Errno::ENOMEM));
+    }
+
+    #[test]
+    fn inline_and_heap_storage_hold_the_same_elements() {
+        let mut list = SmallList::<_, 2>::new();
+        for round in 0..2 {
+            for n in 0..5 {
+                assert_eq!(list.as_slice().len(), n);
+                list.push(format!("{round}.{n}")).unwrap();
+            }
+            list.as_mut_slice()[4].push('!');
+            assert_eq!(list.as_slice().join(" "), format!("{round}.0 {round}.1 {round}.2 {round}.3 {round}.4!"));
+            list.clear();
+        }
+        assert!(list.as_slice().is_empty());
     }
 }

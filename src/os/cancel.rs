@@ -1,8 +1,9 @@
-//! Cancellation: pthread_cancel(3) may end a thread in the middle of a call.
+//! What ends a call that sleeps: cancellation and signals.
 //!
-//! The C library unwinds the thread's stack from the system call in which it sleeps, without
-//! running destructors: what has to be undone must be registered first, with [`with_cleanup`].
-//! Memory that the call has allocated may leak.
+//! pthread_cancel(3) may end a thread in the middle of a call. The C library unwinds the thread's
+//! stack from the system call in which it sleeps, without running destructors: what has to be
+//! undone must be registered first, with [`with_cleanup`]. Memory that the call has allocated may
+//! leak.
 //!
 //! A thread never ends while it holds a lock or is in the middle of a change: it runs with
 //! cancellation disabled ([`in_call`], [`disabled`]) wherever it calls what may contain a
@@ -21,16 +22,22 @@
 //! nor does an rrecv that has found nothing and sleeps. They make only the system calls of
 //! libibverbs, with cancellation disabled ([`disabled`]): write(2), which notifies software devices
 //! of work, is a cancellation point.
+//!
+//! recv(2) and similar calls continue after a signal whose handler was installed with SA_RESTART,
+//! and fail with EINTR after any other. A call that sleeps in poll(2) is interrupted by both kinds,
+//! and the kernel does not say which one it was ([`ask_for_restart`]).
 
 use std::ffi::{CStr, c_int};
+use std::mem::zeroed;
+use std::ptr;
 
-use base::cancel::{ASYNCHRONOUS, DISABLE, set_state, set_type};
+use base::sleep::{ASYNCHRONOUS, DISABLE, set_state, set_type};
+use libc::{SA_RESETHAND, SA_RESTART, SIG_DFL, SIG_IGN};
 use once_cell::race::OnceBool;
 
-pub use base::cancel::with_cleanup;
+use crate::os::mark::{self, Word, Words, read};
 
-use crate::os::mark;
-use crate::os::thread_word::{Word, Words, read};
+pub use base::sleep::with_cleanup;
 
 unsafe extern "C" {
     fn pthread_testcancel();
@@ -141,6 +148,34 @@ fn meanwhile<T>(set: fn(c_int) -> c_int, value: c_int, call: impl FnOnce() -> T)
     let result = call();
     set(before);
     result
+}
+
+/// Signals that a thread raises by its own instructions, which it cannot do while it sleeps.
+/// Language runtimes handle them, so their handlers are ignored here.
+const FAULTS: [c_int; 6] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS];
+
+/// Returns whether a call that a signal has interrupted continues, which is the case if every
+/// handler has SA_RESTART: a handler that is meant to end a wait must end it. Makes one system call
+/// for each signal.
+pub fn ask_for_restart() -> bool {
+    (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).filter_map(handler_flags).all(restarts)
+}
+
+/// Returns the flags of a signal's handler, also of one that SA_RESETHAND has removed.
+fn handler_flags(signal: c_int) -> Option<c_int> {
+    // SAFETY: all zeros are a valid value.
+    let mut action: libc::sigaction = unsafe { zeroed() };
+    // SAFETY: only reads the action, into a live structure. Fails for the signals that the C
+    // library keeps for itself.
+    if unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) } != 0 {
+        return None;
+    }
+    let handled = !matches!(action.sa_sigaction, SIG_DFL | SIG_IGN) || action.sa_flags & SA_RESETHAND != 0;
+    handled.then_some(action.sa_flags)
+}
+
+fn restarts(flags: c_int) -> bool {
+    flags & SA_RESTART != 0
 }
 
 #[cfg(all(test, not(loom)))]

@@ -1,4 +1,5 @@
-//! Waiting: deadlines, and the kernel's poll, epoll and eventfd.
+//! Waiting: deadlines, their time in the formats of system calls, and the kernel's poll, epoll and
+//! eventfd.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -11,7 +12,6 @@ use libc::{epoll_event, pollfd};
 
 use crate::errno::{Errno, Result};
 use crate::os::cancel;
-use crate::os::clock;
 use crate::os::library_fds::OwnFd;
 
 /// The time at which a call stops waiting.
@@ -83,7 +83,7 @@ impl AsRawFd for EventFd {
 /// poll(2) with a resolution of nanoseconds. A cancellation point unless the timeout is zero.
 pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
     let waits = timeout != Some(Duration::ZERO);
-    let timeout = timeout.map(clock::timespec);
+    let timeout = timeout.map(timespec);
     let time = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
     // SAFETY: the slice is readable and writable, the time-out readable or NULL; the signal mask is
     // not changed.
@@ -127,7 +127,7 @@ impl KernelEpoll {
     /// point unless the timeout is zero.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: Option<Duration>) -> Result<usize> {
         let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
-        let time = clock::millis(timeout);
+        let time = millis(timeout);
         // SAFETY: the slice is writable for its length.
         let mut wait = || unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr().cast(), room, time) };
         let count = if time == 0 { wait() } else { cancel::sleep(wait) };
@@ -199,6 +199,38 @@ pub fn descriptor_limit() -> usize {
 pub fn descriptor_limits() -> libc::rlimit {
     let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     base::raised_limit::limits().unwrap_or(none)
+}
+
+/// Returns the time until `deadline`; `None` once it has passed.
+pub fn left(deadline: Instant) -> Option<Duration> {
+    deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+}
+
+/// Returns `time` as a timespec.
+pub fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+/// Returns the coarse monotonic clock in milliseconds, never 0.
+pub fn monotonic_ms() -> u64 {
+    let mut now = timespec(Duration::ZERO);
+    // SAFETY: `now` is writable. The clock exists since Linux 2.6.32, so the call cannot fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
+}
+
+/// Returns the timeout for poll(2) in milliseconds, rounded up so that it never ends early; -1 (no
+/// timeout) for `None`.
+pub fn poll_time(deadline: Option<Instant>) -> c_int {
+    millis(deadline.map(|deadline| left(deadline).unwrap_or(Duration::ZERO)))
+}
+
+/// As [`poll_time`], for a duration.
+pub fn millis(time: Option<Duration>) -> c_int {
+    time.map_or(-1, |time| c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX))
 }
 
 #[cfg(test)]

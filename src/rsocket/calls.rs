@@ -11,21 +11,16 @@ use libc::{epoll_event, iovec, pollfd, sockaddr_storage};
 use super::dgram::Dgram;
 pub use super::dgram::ReceivedMessage;
 use super::epoll::Epoll;
-use super::forks;
-use super::pinned_budget;
-use super::poll;
 use super::pollable::{Lookup, Pollable};
-use super::reactor;
 use super::stream::{self, Received, Stream, Value};
 use super::table::{Pinned, Table};
+use super::{pinned_budget, poll, process, reactor};
 use crate::diag::{self, Endpoints};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_arc;
-use crate::os::cancel;
-use crate::os::event;
-use crate::os::library_fds;
 use crate::os::mark::Mark;
 use crate::os::sockaddr::{AF_IB, SockAddr};
+use crate::os::{cancel, event, library_fds};
 
 /// The object behind a descriptor number.
 enum Object {
@@ -111,7 +106,7 @@ pub fn is_datagram(fd: c_int) -> bool {
 
 /// rsocket(3).
 pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
-    forks::register()?;
+    process::register()?;
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
     if !matches!(domain, libc::AF_INET | libc::AF_INET6 | AF_IB) {
         return Err(Errno::ENOTSUP);
@@ -393,7 +388,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
         (base::private::LEVEL, base::private::HAND_OVER) => return hand_over(fd, value),
         (base::private::LEVEL, base::private::FORK) => {
             let step = value.first_chunk().ok_or(Errno::EINVAL)?;
-            return forks::step(c_int::from_ne_bytes(*step));
+            return process::step(c_int::from_ne_bytes(*step));
         }
         (base::private::LEVEL, base::private::LOG) => {
             diag::note("librspreload", value);

@@ -21,8 +21,7 @@ use once_cell::race::OnceRef;
 
 use super::config::defaults;
 use crate::errno::{Errno, Result};
-use crate::os::clock;
-use crate::os::memlock;
+use crate::os::{event, pages};
 
 /// Bytes taken from the budget for growth, and from the one for full receive buffers.
 static USED: AtomicU64 = AtomicU64::new(0);
@@ -54,7 +53,7 @@ pub fn set_reclaim(reclaim: &'static fn()) {
 pub fn is_needed() -> bool {
     match PAUSED.load(Ordering::Relaxed) {
         0 => false,
-        until => clock::monotonic_ms() < until,
+        until => event::monotonic_ms() < until,
     }
 }
 
@@ -63,7 +62,7 @@ pub fn is_needed() -> bool {
 pub fn with_memory<T>(make: impl Fn() -> Result<T>) -> Result<T> {
     match make() {
         Err(Errno::ENOMEM) if [&USED, &USED_FULL].iter().any(|used| used.load(Ordering::Relaxed) > 0) => {
-            PAUSED.store(clock::monotonic_ms() + PAUSE, Ordering::Relaxed);
+            PAUSED.store(event::monotonic_ms() + PAUSE, Ordering::Relaxed);
             if let Some(reclaim) = RECLAIM.get() {
                 reclaim();
             }
@@ -96,7 +95,7 @@ impl Reservation {
         if is_needed() {
             return None;
         }
-        let limit = limit_of(defaults().grow_limit, memlock::limit());
+        let limit = limit_of(defaults().grow_limit, pages::locked_memory_limit());
         Reservation::take_of(&USED, bytes, if bytes > LARGE { limit / LARGE_PART } else { limit })
     }
 
@@ -112,7 +111,7 @@ impl Reservation {
         if is_needed() {
             return None;
         }
-        Reservation::take_of(&USED_FULL, bytes, full_limit_of(memlock::limit()))
+        Reservation::take_of(&USED_FULL, bytes, full_limit_of(pages::locked_memory_limit()))
     }
 
     fn take_of(used: &'static AtomicU64, bytes: u32, limit: u64) -> Option<Reservation> {

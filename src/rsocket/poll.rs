@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 use libc::{POLLIN, pollfd};
 
 use super::config::defaults;
-use super::poll_waiter::Waiting;
+use super::poll_waiter::{Spinning, Waiting};
 use super::pollable::{Lookup, Pollable, Watcher, reported, wanted};
-use super::small_list::SmallList;
-use super::spinning::Spinning;
 use crate::errno::{Errno, Result};
+use crate::os::alloc::SmallList;
 use crate::os::cancel::{in_waiting_call, sleep, with_cleanup};
 use crate::os::event::{self, Deadline};
 

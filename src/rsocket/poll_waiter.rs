@@ -1,17 +1,19 @@
-//! The object that a thread sleeps on while it waits for rsockets.
+//! How a thread waits for rsockets: it polls for polling_time if that pays, and then sleeps on an
+//! object.
 //!
 //! The crate in `tests/models` (`scripts/check loom`) checks that no notice is lost.
 
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::pollable::{Notice, Watcher};
 use crate::errno::Result;
 use crate::os::alloc::try_arc;
 use crate::os::event::EventFd;
-use crate::os::owner::Owner;
-use crate::os::sync::atomic::{AtomicBool, Ordering};
+use crate::os::fork::Owner;
+use crate::os::sync::atomic::AtomicBool;
 
 /// An eventfd that becomes readable with a notice. A notice is only a hint: it may be left over
 /// from an earlier wait.
@@ -102,6 +104,36 @@ impl Drop for Waiting {
     }
 }
 
+/// Polling ends after this many waits in a row in which nothing changed within polling_time.
+const MISSES: u32 = 8;
+/// From then on one of so many waits polls, to notice that it pays again.
+const RETRY_EVERY: u32 = 16;
+
+/// Counts the waits in which polling was in vain. Threads that race lose a count at worst.
+#[derive(Debug, Default)]
+pub struct Spinning {
+    /// Waits since the last one in which something changed within polling_time.
+    misses: AtomicU32,
+}
+
+impl Spinning {
+    pub const fn new() -> Spinning {
+        Spinning { misses: AtomicU32::new(0) }
+    }
+
+    /// A call begins to wait. Returns whether it should poll first.
+    pub fn begin(&self) -> bool {
+        let misses = self.misses.load(Ordering::Relaxed);
+        self.misses.store(misses.wrapping_add(1), Ordering::Relaxed);
+        misses < MISSES || misses.is_multiple_of(RETRY_EVERY)
+    }
+
+    /// Something changed while the call polled.
+    pub fn succeeded(&self) {
+        self.misses.store(0, Ordering::Relaxed);
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -130,5 +162,23 @@ mod tests {
         assert!(!readable(waiting.descriptor()));
         waiting.watcher().clone().notice(Notice::Closed);
         assert!(readable(waiting.descriptor()));
+    }
+
+    #[test]
+    fn stops_when_it_is_in_vain() {
+        let spinning = Spinning::new();
+        assert!((0..MISSES).all(|_| spinning.begin()));
+        let tries = (0..10 * RETRY_EVERY).filter(|_| spinning.begin()).count();
+        assert_eq!(tries, 10);
+    }
+
+    #[test]
+    fn begins_again_when_it_pays() {
+        let spinning = Spinning::new();
+        while spinning.begin() {}
+        while !spinning.begin() {}
+        spinning.succeeded();
+        assert!((0..MISSES).all(|_| spinning.begin()));
+        assert!(!spinning.begin());
     }
 }

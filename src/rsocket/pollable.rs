@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 
-use super::small_list::SmallList;
 use crate::errno::{Errno, Result};
+use crate::os::alloc::SmallList;
 use crate::os::event::Deadline;
 use crate::os::sync::{
     Mutex, MutexGuard,

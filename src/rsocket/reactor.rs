@@ -2,15 +2,14 @@
 //!
 //! One thread waits for connection manager events, packets on UDP sockets, and timers. It never
 //! blocks. Making and freeing a connection takes commands that may block in the firmware of an
-//! adapter, so what is registered with [`Role::Setup`] is called by another thread, the worker, from
-//! a queue of jobs. The threads start with the first registrations that need them. On the data path,
-//! only small messages that are held, and the first messages of a connection, may need them.
+//! adapter, so what is registered with [`Role::Setup`] is called by another thread, the worker,
+//! from a queue of jobs. The threads start with the first registrations that need them. On the data
+//! path, only small messages that are held, and the first messages of a connection, may need them.
 
 mod registrations;
 #[cfg(test)]
 mod tests;
 mod thread;
-mod timers;
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;

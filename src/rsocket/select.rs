@@ -10,8 +10,8 @@ use libc::{
 
 use super::poll::poll_until;
 use super::pollable::Lookup;
-use super::small_list::SmallList;
 use crate::errno::{Errno, Result};
+use crate::os::alloc::SmallList;
 use crate::os::event::Deadline;
 
 /// A set of descriptors is an array of these words (`__fd_mask` in sys/select.h).

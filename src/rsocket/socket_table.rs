@@ -6,11 +6,10 @@
 //! without. A child of fork() begins with a table of its own.
 
 use std::ffi::{c_int, c_uint};
-use std::mem;
 use std::os::fd::AsRawFd;
-use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use std::{mem, ptr};
 
 use base::socket_table::{self as layout, Table};
 use libc::sockaddr_storage;
@@ -18,8 +17,8 @@ use libc::sockaddr_storage;
 pub use layout::{CLOSING, CONNECTED, Counters, DATAGRAM, LISTENING};
 
 use crate::cm::{self, Id};
+use crate::os::fork::Owner;
 use crate::os::library_fds::{self, OwnFd};
-use crate::os::owner::Owner;
 
 /// MFD_NOEXEC_SEAL, which kernels before 6.3 reject.
 const NOEXEC_SEAL: c_uint = 8;

@@ -1,17 +1,20 @@
 //! The wire formats of stream rsockets, and in [`datagram`] of datagram rsockets
 //! (docs/protocol.md). No I/O.
 //!
-//! Everything received from a peer is validated by a `parse` function of this module.
+//! A connection request with AF_IB addresses has a header before its private data, which the kernel
+//! adds itself for IP addresses. Everything received from a peer is validated by a `parse` function
+//! of this module.
 
 use std::fmt;
 
+pub use crate::acm::addr::IP_HEADER;
+use crate::acm::addr::{self, Addr};
+use crate::os::sockaddr::SockAddr;
+
 pub mod datagram;
-mod ip_header;
 
 #[cfg(test)]
 mod tests;
-
-pub use ip_header::{IP_HEADER, ip_header, skip_ip_header};
 
 /// Memory that the peer may write to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -329,4 +332,16 @@ pub fn emit_iomap(mapping: Mapping, swap: bool) -> [u8; IOMAP_ENTRY] {
 pub fn parse_iomap(bytes: &[u8; IOMAP_ENTRY]) -> Mapping {
     let [o0, o1, o2, o3, o4, o5, o6, o7, region @ ..] = *bytes;
     Mapping { offset: u64::from_ne_bytes([o0, o1, o2, o3, o4, o5, o6, o7]), region: parse_sgl(&region) }
+}
+
+/// Returns the header for a connection between two addresses.
+pub fn ip_header(source: &SockAddr, destination: &SockAddr) -> [u8; IP_HEADER] {
+    let (source, destination) = (Addr::from_bytes(source.bytes()), Addr::from_bytes(destination.bytes()));
+    addr::ip_header(source, destination, source.map_or(0, |addr| addr.port()))
+}
+
+/// Returns the bytes after the header, `None` if it is incomplete. Its content is ignored: the
+/// reference sends uninitialized memory, and the addresses are not authenticated.
+pub fn skip_ip_header(data: &[u8]) -> Option<&[u8]> {
+    data.get(IP_HEADER..)
 }

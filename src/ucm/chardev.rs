@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::errno::{Errno, Result};
-use crate::os::fixed_string::FixedString;
 use crate::os::netlink;
+use crate::os::text::FixedString;
 
 /// The client of the kernel's RDMA core, and its node if the kernel does not report one.
 const CLIENT: &CStr = c"rdma_cm";

@@ -5,10 +5,9 @@ use std::mem::{offset_of, size_of};
 use std::os::fd::RawFd;
 use std::ptr;
 
-use super::{issue, issue_and_wait, issue_filled, response};
+use super::{after_event, issue, issue_and_wait, issue_filled, response};
 use crate::errno::{Errno, Result};
 use crate::os::cancel;
-use crate::os::race_detector;
 use crate::os::sockaddr::SockAddr;
 use crate::os::uapi::*;
 
@@ -262,7 +261,7 @@ pub unsafe fn get_event(fd: RawFd, answer: *mut rdma_ucm_event_resp, mut cancell
     cancel::with_cleanup(undo, || unsafe {
         issue_and_wait(fd, RDMA_USER_CM_CMD_GET_EVENT, body, size_of::<rdma_ucm_event_resp>())
     })?;
-    race_detector::after_event();
+    after_event();
     Ok(())
 }
 

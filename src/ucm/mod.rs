@@ -17,7 +17,6 @@ use std::ptr;
 
 use crate::errno::{Errno, Result};
 use crate::os::cancel;
-use crate::os::race_detector;
 use crate::os::uapi::rdma_ucm_cmd_hdr;
 
 #[repr(C)]
@@ -46,7 +45,7 @@ unsafe fn issue_filled<T>(fd: RawFd, cmd: u32, out: usize, fill: impl FnOnce(&mu
     let message = unsafe { message.assume_init_mut() };
     message.header = header::<T>(cmd, out);
     fill(&mut message.body);
-    race_detector::before_command();
+    before_command();
     // A direct system call, which is not a cancellation point: locks may be held, and the answer
     // must not be lost.
     // SAFETY: the message is readable for its length; the addresses in it are valid: guaranteed by
@@ -61,7 +60,7 @@ unsafe fn issue_filled<T>(fd: RawFd, cmd: u32, out: usize, fill: impl FnOnce(&mu
 /// As for [`issue`].
 unsafe fn issue_and_wait<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
     let message = Message { header: header::<T>(cmd, out), body };
-    race_detector::before_command();
+    before_command();
     // SAFETY: as in `issue_filled`.
     let write = || unsafe { libc::write(fd, (&raw const message).cast(), size_of::<Message<T>>()) };
     check::<T>(cancel::sleep(write))
@@ -84,4 +83,36 @@ fn check<T>(written: isize) -> Result<()> {
 /// Returns the address of `answer` in the kernel's format.
 fn response<T: ?Sized>(answer: *mut T) -> u64 {
     answer.cast::<u8>() as usize as u64
+}
+
+/// Called before a command that may cause an event. Tells ThreadSanitizer (`scripts/sanitized`) how
+/// the kernel synchronizes threads: what a thread has written before it issues a command is visible
+/// to the thread that reads the event which the command causes. Empty in all other builds, as is
+/// [`after_event`].
+#[inline]
+fn before_command() {
+    #[cfg(thread_sanitizer)]
+    // SAFETY: any address may be given: it only names the synchronization.
+    unsafe {
+        __tsan_release((&raw const EVENTS).cast_mut().cast());
+    }
+}
+
+/// Called after an event was read.
+#[inline]
+fn after_event() {
+    #[cfg(thread_sanitizer)]
+    // SAFETY: any address may be given: it only names the synchronization.
+    unsafe {
+        __tsan_acquire((&raw const EVENTS).cast_mut().cast());
+    }
+}
+
+#[cfg(thread_sanitizer)]
+static EVENTS: u8 = 0;
+
+#[cfg(thread_sanitizer)]
+unsafe extern "C" {
+    fn __tsan_acquire(address: *mut std::ffi::c_void);
+    fn __tsan_release(address: *mut std::ffi::c_void);
 }

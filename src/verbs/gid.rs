@@ -15,8 +15,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::ptr::{self, NonNull};
 
 use crate::errno::{Errno, Result};
-use crate::os::fixed_string::FixedString;
 use crate::os::sockaddr::inet;
+use crate::os::text::FixedString;
 use crate::verbs::{self, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry};
 
 /// An entry that has the GID.

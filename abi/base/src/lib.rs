@@ -4,12 +4,11 @@
 #![no_std]
 
 pub mod auto_config;
-pub mod cancel;
 pub mod errno;
-pub mod futex;
 pub mod ibacm;
 pub mod netlink;
 pub mod preload_rules;
 pub mod private;
 pub mod raised_limit;
+pub mod sleep;
 pub mod socket_table;

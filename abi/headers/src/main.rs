@@ -36,7 +36,6 @@ const HEADERS: [Header; 2] = [
             "abi/rdmacm/src/cma_id.rs",
             "abi/rdmacm/src/cma_connect.rs",
             "abi/rdmacm/src/cma_qp.rs",
-            "abi/rdmacm/src/cma_multicast.rs",
             "abi/rdmacm/src/cma_addrinfo.rs",
         ],
         inlines: include_str!("rdma_cma_inline.h"),

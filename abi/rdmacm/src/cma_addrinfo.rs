@@ -2,12 +2,11 @@
 
 use std::ffi::{c_char, c_int};
 
-use rdmacm_core::Errno;
 use rdmacm_core::cm::{self, AddrInfoList, GaiError, Id};
-use rdmacm_core::diag;
 use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_id};
+use rdmacm_core::{Errno, diag};
 
-use crate::out::out;
+use crate::args::out;
 use crate::report::{Call, report, report_or};
 use crate::{args, status};
 

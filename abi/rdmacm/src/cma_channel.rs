@@ -4,10 +4,9 @@ use std::ffi::{c_char, c_int};
 
 use rdmacm_core::Errno;
 use rdmacm_core::cm::{self, DeviceContexts, EventChannel, OwnedChannel, OwnedEvent};
-use rdmacm_core::ffi::verbs::ibv_context;
-use rdmacm_core::ffi::{rdma_cm_event, rdma_cm_event_type_t, rdma_event_channel};
+use rdmacm_core::ffi::{ibv_context, rdma_cm_event, rdma_cm_event_type_t, rdma_event_channel};
 
-use crate::out::out;
+use crate::args::out;
 use crate::report::{Call, report};
 use crate::{pointer, quick_status};
 

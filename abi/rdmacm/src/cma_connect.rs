@@ -7,7 +7,7 @@ use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::{rdma_cm_id, rdma_conn_param};
 use rdmacm_core::os::sockaddr::SockAddr;
 
-use crate::out::out;
+use crate::args::out;
 use crate::report::{Call, WHOLE};
 use crate::{args, quick_status, status};
 

@@ -4,12 +4,12 @@ use std::ffi::{c_int, c_void};
 
 use libc::size_t;
 use rdmacm_core::cm::{self, EndpointQp, EventChannel, Id, OptionValue, OwnedId};
-use rdmacm_core::ffi::verbs::{ibv_ece, ibv_event_type_t, ibv_pd, ibv_qp_attr, ibv_qp_init_attr};
 use rdmacm_core::ffi::{
-    __be16, rdma_addrinfo, rdma_cm_event_type_t, rdma_cm_id, rdma_event_channel, rdma_port_space_t,
+    __be16, ibv_ece, ibv_event_type_t, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event_type_t,
+    rdma_cm_id, rdma_event_channel, rdma_port_space_t,
 };
 
-use crate::out::{inout, out};
+use crate::args::{inout, out};
 use crate::report::{Call, report};
 use crate::{args, quick_status, status};
 

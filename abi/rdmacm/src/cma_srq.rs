@@ -4,8 +4,7 @@
 use std::ffi::c_int;
 
 use rdmacm_core::cm::{self, Id, InitAttr, Pd};
-use rdmacm_core::ffi::rdma_cm_id;
-use rdmacm_core::ffi::verbs::{ibv_pd, ibv_srq_init_attr, ibv_srq_init_attr_ex};
+use rdmacm_core::ffi::{ibv_pd, ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id};
 
 use crate::report::{Call, report};
 use crate::status;

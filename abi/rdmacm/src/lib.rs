@@ -14,22 +14,20 @@
 //! behaviour.
 
 mod args;
-mod buffers;
 mod cma_addrinfo;
 mod cma_channel;
 mod cma_connect;
 mod cma_id;
-mod cma_multicast;
 mod cma_qp;
 mod cma_srq;
-mod out;
 mod report;
 mod rsocket;
 
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
-use rdmacm_core::{Result, startup};
+use rdmacm_core::Result;
+use rdmacm_core::rsocket::process;
 use report::{Call, report, report_quick};
 
 /// Reports a call as an int: 0, or -1 and `errno`.
@@ -49,11 +47,11 @@ fn pointer<T>(call: Call, run: impl FnOnce() -> Result<NonNull<T>>) -> *mut T {
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static ON_LOAD: extern "C" fn() = startup::on_load;
+static ON_LOAD: extern "C" fn() = process::on_load;
 
 #[used]
 #[unsafe(link_section = ".fini_array")]
-static ON_EXIT: extern "C" fn() = startup::on_exit;
+static ON_EXIT: extern "C" fn() = process::on_exit;
 
 /// Lets `os::alloc::try_arc` allocate.
 #[global_allocator]

@@ -14,7 +14,7 @@ use rdmacm_core::os::sockaddr::SockAddr;
 use rdmacm_core::rsocket::calls;
 use rdmacm_core::{Errno, rsocket as core};
 
-use crate::buffers::{buffer, buffers, bytes, name_out};
+use crate::args::{buffer, buffers, name_out, required_bytes};
 use crate::report::{Call, report, report_quick, report_unmarked, report_waiting};
 
 /// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK
@@ -399,7 +399,7 @@ pub unsafe extern "C" fn rsetsockopt(
 ) -> c_int {
     report_option(Call::socket("rsetsockopt", socket), level, optname, || {
         // SAFETY: the C contract (crate documentation).
-        calls::set_option(socket, level, optname, unsafe { bytes(optval, optlen as usize)? }).map(|()| 0)
+        calls::set_option(socket, level, optname, unsafe { required_bytes(optval, optlen as usize)? }).map(|()| 0)
     })
 }
 
@@ -474,7 +474,7 @@ pub unsafe extern "C" fn riowrite(
 ) -> size_t {
     // SAFETY: the C contract (crate documentation).
     report_waiting(Call::socket("riowrite", socket), size_t::MAX, || unsafe {
-        calls::write_mapped(socket, bytes(buf, count)?, offset as u64, flags)
+        calls::write_mapped(socket, required_bytes(buf, count)?, offset as u64, flags)
     })
 }
 

@@ -4,10 +4,9 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::{mem, ptr};
 
-use base::cancel::{DISABLE, set_state};
-use base::futex;
+use base::sleep::{DISABLE, futex_wait, futex_wake, set_state};
 
-pub use base::cancel::with_cleanup;
+pub use base::sleep::with_cleanup;
 
 use crate::errno;
 
@@ -88,12 +87,12 @@ impl Drop for SignalsBlocked {
 /// when the time is over.
 pub fn sleep_while(word: &AtomicU32, value: u32, seconds: i64) -> bool {
     let limit = libc::timespec { tv_sec: seconds, tv_nsec: 0 };
-    futex::wait(word.as_ptr(), value, (seconds != 0).then_some(&limit)) == 0 || errno::get() != libc::ETIMEDOUT
+    futex_wait(word.as_ptr(), value, (seconds != 0).then_some(&limit)) == 0 || errno::get() != libc::ETIMEDOUT
 }
 
 /// Wakes the threads that sleep at a word.
 pub fn wake_all(word: &AtomicU32) {
-    futex::wake(word.as_ptr(), i32::MAX);
+    futex_wake(word.as_ptr(), i32::MAX);
 }
 
 const FREE: u32 = 0;

@@ -5,14 +5,12 @@
 //! the machine to itself. It is linked with none of the libraries, so that it runs even if they are
 //! missing or broken.
 
-mod acm_question;
 mod codes;
 mod config;
 mod devices;
 mod ibacm;
-mod infiniband;
+mod interfaces;
 mod library;
-mod limits;
 mod loopback;
 mod machine;
 mod netdev;
@@ -20,9 +18,7 @@ mod options;
 mod rdma;
 mod report;
 mod roce;
-mod routes;
 mod rsockets;
-mod subnets;
 
 use std::process::ExitCode;
 
@@ -68,12 +64,12 @@ fn examine(options: &Options) -> ExitCode {
     machine::modules(&mut report);
     let devices = devices::all();
     devices::check(&devices, &mut report);
-    infiniband::check(&devices, &mut report);
+    interfaces::partitions(&devices, &mut report);
     roce::check(&devices, &mut report);
     roce::check_guids(&devices, &mut report);
-    subnets::check(&devices, &mut report);
+    interfaces::subnets(&devices, &mut report);
     machine::nodes(&mut report);
-    limits::check(&mut report);
+    machine::limits(&mut report);
     config::check(&mut report);
     ibacm::check(&devices, &mut report);
     let library = library::check(options.library.as_deref(), &devices, &mut report);

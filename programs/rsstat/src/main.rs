@@ -4,7 +4,6 @@
 //! for programs under librspreload the kernel's list of TCP connections. The processes do nothing
 //! for it.
 
-mod address;
 mod options;
 mod output;
 mod process;

@@ -4,9 +4,8 @@ use std::io::{self, IsTerminal, Write};
 
 use serde_json::{Value, json};
 
-use crate::address::Address;
 use crate::sock_diag::Counters;
-use crate::socket::{Details, Socket, State};
+use crate::socket::{Address, Details, Socket, State};
 
 /// Version of the JSON format: it changes when a name is removed or gets another meaning.
 const SCHEMA: u32 = 2;

@@ -5,10 +5,9 @@ use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use crate::address::Address;
 use crate::process::Process;
 use crate::sock_diag::Namespace;
-use crate::socket::{Socket, State, Way};
+use crate::socket::{Address, Socket, State, Way};
 
 /// A line of /proc/net/tcp.
 #[derive(Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 
 use crate::errno::Result;
 use crate::ffi::rdma_addrinfo;
-use crate::os::c_alloc::{CBytes, CName, zeroed};
+use crate::os::alloc::{CBytes, CName, zeroed};
 
 /// An entry that is not in a list yet.
 #[derive(Debug, Default)]

@@ -1,30 +1,28 @@
-//! rdma_getaddrinfo(3): addresses, routes and connection data from names.
+//! rdma_getaddrinfo(3): addresses, routes and connection data from names; the state of an id's
+//! look-up.
 //!
-//! Names are resolved by getaddrinfo(3) ([`dns`]), and ibacm is asked for a path to the address
-//! ([`path`]). With RAI_SA, the subnet administrator is asked for a service instead ([`service`]).
-//! Kernel, devices and ibacm are behind [`Env`].
+//! Names are resolved by getaddrinfo(3) ([`dns`]), and ibacm is asked for a path to the address,
+//! which adds the route, the local address, and a second entry of family AF_IB, which precedes it.
+//! With RAI_SA, the subnet administrator is asked for a service instead ([`service`]). Kernel,
+//! devices and ibacm are behind [`Env`].
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
 
-use hints::Hints;
 use list::{Entry, List};
-use pending::Source;
 
-use crate::acm;
-use crate::acm::addr::Gid;
-use crate::acm::wire::{Answer, Query};
+use crate::acm::addr::{Addr, Gid, Ib};
+use crate::acm::wire::{Answer, PATH_RECORD_LEN, Path, Query};
+use crate::acm::{self, addr};
 use crate::errno::{Errno, Result};
-use crate::ffi::RAI_PASSIVE;
-use crate::os::c_alloc::CBytes;
+use crate::ffi::{RAI_DNS, RAI_NOROUTE, RAI_NUMERICHOST, RAI_PASSIVE, RAI_SA};
+use crate::os::alloc::CBytes;
 use crate::os::cancel;
+use crate::os::sockaddr::AF_IB;
 use crate::ucm::{Service, ServiceRecord};
 
 mod dns;
-pub mod hints;
 pub mod list;
-mod path;
-pub mod pending;
 pub mod service;
 #[cfg(test)]
 mod tests;
@@ -125,9 +123,9 @@ fn with_path(env: &dyn Env, mut entry: Entry, hints: Option<&Hints<'_>>) -> Resu
     let flags = hints.map_or(0, |hints| hints.flags);
     let mut list = List::new();
     if flags & RAI_PASSIVE == 0 {
-        let query = path::query(&entry, flags, hints.and_then(|hints| hints.path()));
+        let query = query(&entry, flags, hints.and_then(|hints| hints.path()));
         if let Some(answer) = env.ask_acm(&query)
-            && let Some(front) = path::apply(&mut entry, &answer, flags, env.af_ib())?
+            && let Some(front) = apply(&mut entry, &answer, flags, env.af_ib())?
         {
             list.push(front)?;
         }
@@ -149,4 +147,185 @@ fn by_sa(env: &dyn Env, service: Option<&CStr>) -> Result<List> {
     cancel::with_cleanup(|| drop(list.take()), || env.ask_sa(&service, &mut found))?;
     let list = list.into_inner();
     if list.is_empty() { Err(Errno::ENOENT) } else { Ok(list) }
+}
+
+/// What rdma_getaddrinfo() uses of a `struct rdma_addrinfo` with hints.
+#[derive(Clone, Copy, Debug)]
+pub struct Hints<'a> {
+    /// RAI_* flags.
+    pub flags: u32,
+    /// Address family.
+    pub family: i32,
+    /// QP type, 0 for any.
+    pub qp_type: i32,
+    /// Port space, 0 for any.
+    pub port_space: i32,
+    /// Local address, empty if there is none. An invalid one is an error only where it is used.
+    pub src: Result<&'a [u8]>,
+    /// Remote address, as `src`.
+    pub dst: Result<&'a [u8]>,
+    /// A path, empty if there is none.
+    pub route: &'a [u8],
+}
+
+impl Default for Hints<'_> {
+    fn default() -> Self {
+        Hints { flags: 0, family: 0, qp_type: 0, port_space: 0, src: Ok(&[]), dst: Ok(&[]), route: &[] }
+    }
+}
+
+impl Hints<'_> {
+    /// Whether all of `flags` are set.
+    pub fn has(&self, flags: u32) -> bool {
+        self.flags & flags == flags
+    }
+
+    /// The requested properties of the path. A route that is neither one `struct ibv_path_record`
+    /// nor one `struct ibv_path_data` counts as an empty record, as in the reference: it asks for
+    /// any path.
+    pub fn path(&self) -> Option<[u8; PATH_RECORD_LEN]> {
+        if self.route.is_empty() {
+            return None;
+        }
+        Some(Query::path_hint(self.route).unwrap_or([0; PATH_RECORD_LEN]))
+    }
+}
+
+/// An internal flag of the reference: no AF_IB entry is added.
+const ROUTE_ONLY: u32 = 0x0100_0000;
+
+/// The query to ibacm for `entry`.
+pub fn query(entry: &Entry, flags: u32, path: Option<[u8; PATH_RECORD_LEN]>) -> Query {
+    let no_delay = flags & (RAI_NUMERICHOST | RAI_NOROUTE) != 0;
+    Query { src: addr(&entry.src), dst: addr(&entry.dst), path, no_delay }
+}
+
+/// Adds ibacm's answer to the entry. Returns the AF_IB entry that precedes it, if there is a path
+/// and the kernel supports AF_IB.
+pub fn apply(entry: &mut Entry, answer: &Answer, flags: u32, af_ib: bool) -> Result<Option<Entry>> {
+    if let Some(source) = answer.source.filter(|_| entry.src.is_none()) {
+        let (bytes, len) = source.to_bytes();
+        entry.src = CBytes::copy(bytes.get(..len).unwrap_or_default())?;
+    }
+    let Some(path) = answer.paths.first() else { return Ok(None) };
+    entry.route = CBytes::copy(answer.paths.as_bytes())?;
+    if !af_ib || flags & ROUTE_ONLY != 0 {
+        return Ok(None);
+    }
+    ib_entry(entry, &path, answer.paths.as_bytes())
+}
+
+/// The AF_IB entry. `None` if only one end has an IP address: a peer that is addressed by IP
+/// address expects both in the header.
+fn ib_entry(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
+    let (src, dst) = (addr(&entry.src), addr(&entry.dst));
+    let header = match (src, dst) {
+        (Some(Addr::V4 { .. }), Some(Addr::V4 { .. })) | (Some(Addr::V6(_)), Some(Addr::V6(_))) => {
+            Some(addr::ip_header(src, dst, 0))
+        }
+        (_, Some(Addr::Ib(_))) | (Some(Addr::Ib(_)), None) => None,
+        _ => return Ok(None),
+    };
+    let address = |gid: Gid, port_of: Option<Addr>| {
+        let ib = Ib { pkey: path.pkey(), flow: path.flow_label(), gid, ..Ib::default() };
+        let port = port_of.map_or(0, |addr| addr.port());
+        CBytes::copy(&ib.with_port(entry.port_space as u16, port).to_bytes())
+    };
+    Ok(Some(Entry {
+        flags: entry.flags,
+        family: AF_IB,
+        qp_type: entry.qp_type,
+        port_space: entry.port_space,
+        src: address(path.sgid(), src)?,
+        dst: address(path.dgid(), dst)?,
+        route: CBytes::copy(route)?,
+        connect: match header {
+            Some(header) => CBytes::copy(&header)?,
+            None => None,
+        },
+        ..Entry::default()
+    }))
+}
+
+fn addr(bytes: &Option<CBytes>) -> Option<Addr> {
+    Addr::from_bytes(bytes.as_ref()?.as_slice())
+}
+
+/// Where a look-up gets its results from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// getaddrinfo(3): completes within the call.
+    NameService,
+    /// The subnet administrator: completes with an event of the kernel.
+    SubnetAdministrator,
+}
+
+impl Source {
+    /// The source that the flags select. Fails with `ENOTSUP` for RAI_SA with RAI_DNS or with a
+    /// node, and with `EINVAL` for RAI_SA without a service.
+    pub fn choose(flags: u32, node: Option<&CStr>, service: Option<&CStr>) -> Result<Source> {
+        if flags & RAI_SA == 0 {
+            return Ok(Source::NameService);
+        }
+        if flags & RAI_DNS != 0 || node.is_some() {
+            return Err(Errno::ENOTSUP);
+        }
+        if service.is_none() {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Source::SubnetAdministrator)
+    }
+}
+
+/// The state of an id's look-up.
+#[derive(Debug, Default)]
+pub enum Pending {
+    /// No look-up was started.
+    #[default]
+    Idle,
+    /// The look-up is in progress.
+    Started,
+    /// The program has not taken the result.
+    Ready(List),
+}
+
+impl Pending {
+    /// Starts a look-up. Fails with `EBUSY` if one is in progress, or its result was not taken.
+    pub fn begin(&mut self) -> Result<()> {
+        match self {
+            Pending::Idle => {
+                *self = Pending::Started;
+                Ok(())
+            }
+            Pending::Started | Pending::Ready(_) => Err(Errno::EBUSY),
+        }
+    }
+
+    /// Stores the result of the look-up, or frees it if none is in progress.
+    pub fn finish(&mut self, list: List) {
+        if matches!(self, Pending::Started) {
+            *self = Pending::Ready(list);
+        }
+    }
+
+    /// The look-up failed. Another one may start.
+    pub fn fail(&mut self) {
+        *self = Pending::Idle;
+    }
+
+    /// Whether a look-up is in progress.
+    pub fn is_started(&self) -> bool {
+        matches!(self, Pending::Started)
+    }
+
+    /// Takes the result. Fails with `ENOENT` if there is none.
+    pub fn take(&mut self) -> Result<List> {
+        match std::mem::take(self) {
+            Pending::Ready(list) => Ok(list),
+            other => {
+                *self = other;
+                Err(Errno::ENOENT)
+            }
+        }
+    }
 }

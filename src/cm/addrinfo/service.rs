@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_int};
 use crate::acm::addr::{DEFAULT_PKEY, Gid, Ib};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RAI_SA, rdma_port_space};
-use crate::os::c_alloc::CBytes;
+use crate::os::alloc::CBytes;
 use crate::os::sockaddr::AF_IB;
 use crate::ucm::{SERVICE_NAME, Service, ServiceRecord};
 

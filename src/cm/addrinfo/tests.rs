@@ -411,3 +411,59 @@ fn rejected_service_look_ups() {
     assert_eq!(error(None, None, RAI_SA), errno(Errno::EINVAL));
     assert_eq!(error(None, Some(c"1"), RAI_SA), errno(Errno::ENOENT));
 }
+
+fn one_entry() -> List {
+    let mut list = List::new();
+    list.push(Entry::default()).unwrap();
+    list
+}
+
+#[test]
+fn result_is_taken_once() {
+    let mut pending = Pending::default();
+    pending.begin().unwrap();
+    assert_eq!(pending.take().err(), Some(Errno::ENOENT));
+    assert!(matches!(pending, Pending::Started));
+    pending.finish(one_entry());
+    assert!(!pending.take().unwrap().is_empty());
+    assert_eq!(pending.take().err(), Some(Errno::ENOENT));
+    pending.begin().unwrap();
+}
+
+#[test]
+fn one_at_a_time() {
+    let mut pending = Pending::default();
+    pending.begin().unwrap();
+    assert_eq!(pending.begin(), Err(Errno::EBUSY));
+    pending.finish(one_entry());
+    assert_eq!(pending.begin(), Err(Errno::EBUSY));
+}
+
+#[test]
+fn another_look_up_may_follow_a_failure() {
+    let mut pending = Pending::default();
+    pending.begin().unwrap();
+    pending.fail();
+    assert_eq!(pending.take().err(), Some(Errno::ENOENT));
+    pending.begin().unwrap();
+}
+
+#[test]
+fn late_result_is_freed() {
+    let mut pending = Pending::default();
+    pending.finish(one_entry());
+    assert_eq!(pending.take().err(), Some(Errno::ENOENT));
+}
+
+#[test]
+fn sources() {
+    let choose = Source::choose;
+    let (node, service) = (Some(c"node"), Some(c"1"));
+    assert_eq!(choose(0, node, service), Ok(Source::NameService));
+    assert_eq!(choose(RAI_DNS, None, None), Ok(Source::NameService));
+    assert_eq!(choose(RAI_SA, None, service), Ok(Source::SubnetAdministrator));
+    assert_eq!(choose(RAI_SA, None, None), Err(Errno::EINVAL));
+    assert_eq!(choose(RAI_SA, node, None), Err(Errno::ENOTSUP));
+    assert_eq!(choose(RAI_SA | RAI_DNS, None, None), Err(Errno::ENOTSUP));
+    assert_eq!(choose(RAI_SA | RAI_DNS, node, service), Err(Errno::ENOTSUP));
+}

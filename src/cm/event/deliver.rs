@@ -2,15 +2,14 @@
 
 use std::ptr;
 
-use super::decode::{Kind, decode, status};
 use super::{Event, Outcome};
-use crate::cm::id::Group;
-use crate::cm::id::Id;
-use crate::cm::{channel, connect, ece, handles, lookup, owned_id, qp, resolve};
+use crate::cm::event::{Kind, decode, status};
+use crate::cm::id::{Group, Id};
+use crate::cm::{channel, connect, id, lookup, owned_id, params, qp, resolve};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type;
 use crate::os::cancel::in_call;
-use crate::os::log;
+use crate::os::text;
 use crate::os::uapi::rdma_ucm_event_resp;
 
 use rdma_cm_event_type::*;
@@ -25,7 +24,7 @@ pub(super) unsafe fn deliver(event: &mut Event) -> Outcome {
     let kind = rdma_cm_event_type::from_number(raw.event);
     // SAFETY: `subject` has the same contract.
     let Some((id, group)) = (unsafe { subject(raw, kind) }) else {
-        log::warning(format_args!("event {} for unknown id {} ignored", raw.event, raw.id));
+        text::log_warning(format_args!("event {} for unknown id {} ignored", raw.event, raw.id));
         return Outcome::Skip;
     };
     event.public.id = id.as_c();
@@ -56,7 +55,7 @@ unsafe fn subject<'a>(
     let address = raw.uid as usize;
     if address == 0 {
         // SAFETY: ids leave the table before they are freed.
-        return handles::find(raw.id).map(|id| (unsafe { id.as_ref() }, None));
+        return id::find_handle(raw.id).map(|id| (unsafe { id.as_ref() }, None));
     }
     if let Some(RDMA_CM_EVENT_MULTICAST_JOIN | RDMA_CM_EVENT_MULTICAST_ERROR) = kind {
         // SAFETY: these events have the address of a group (`multicast::join`).
@@ -136,7 +135,7 @@ fn prepare_request(listener: &Id, new: &Id, event: &Event) -> Result<()> {
 fn response(id: &Id, event: &mut Event) {
     let _qp = id.keep_qp();
     if id.qp().is_null() {
-        ece::keep_reply(id, event.raw.ece);
+        params::keep_reply(id, event.raw.ece);
         return;
     }
     match in_call(|| connect::complete_response(id, event.raw.ece)) {

@@ -18,7 +18,7 @@ impl Fixture {
     fn new(handle: u32) -> Fixture {
         let id = Box::new(Id::new(ptr::null_mut(), 0, ibv_qp_type::IBV_QPT_RC));
         if handle != 0 {
-            handles::insert(handle, NonNull::from(&*id)).unwrap();
+            id::insert_handle(handle, NonNull::from(&*id)).unwrap();
         }
         Fixture { id, handle }
     }
@@ -52,7 +52,7 @@ impl Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        handles::remove(self.handle, NonNull::from(&*self.id));
+        id::remove_handle(self.handle, NonNull::from(&*self.id));
     }
 }
 

@@ -27,15 +27,14 @@ use std::time::Duration;
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::config::defaults;
-use super::enter::enter;
 use super::pollable::{Descriptors, IN, Notice, OUT, Pollable, Watchers};
 use super::reactor::{self, Key, LOCK_TIMEOUT, Role, Service};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_arc;
+use crate::os::fork::Owner;
 use crate::os::library_fds::{self, OwnFd};
-use crate::os::lock::{self, Lock};
-use crate::os::owner::Owner;
 use crate::os::sockaddr::{SockAddr, canonical_inet, to_sockaddr};
+use crate::os::sync::{self, Lock};
 use peers::Peers;
 use port::{Path, Port};
 use ports::{Refusals, Search};
@@ -97,7 +96,7 @@ fn lifetime() -> Duration {
     Duration::from_secs(defaults().dgram_path_lifetime.into())
 }
 
-type Guard<'a> = lock::Guard<'a, State>;
+type Guard<'a> = sync::Guard<'a, State>;
 
 impl Dgram {
     /// rsocket(3) for SOCK_DGRAM. `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
@@ -147,7 +146,7 @@ impl Dgram {
     /// Takes the lock for a call of the program. Fails with `EBADF` for a closed socket and in a
     /// child of the owner.
     fn enter(&self) -> Result<Guard<'_>> {
-        let mut state = enter(self.owner, &self.state)?;
+        let mut state = self.owner.enter(&self.state)?;
         if state.udp.is_none() {
             return Err(Errno::EBADF);
         }

@@ -12,8 +12,8 @@ use super::port::{MAX_MESSAGE, Port, Received};
 use super::{Dgram, State};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_copy;
+use crate::os::cancel;
 use crate::os::event::Deadline;
-use crate::os::signals;
 use crate::os::sockaddr::{to_sockaddr, with_port};
 use crate::rsocket::config::defaults;
 use crate::rsocket::poll::wait_one;
@@ -99,7 +99,7 @@ impl Dgram {
             match wait_one(&pollable, events, deadline) {
                 Ok(0) => return Err(Errno::EAGAIN),
                 Ok(_) => return Ok(()),
-                Err(Errno::EINTR) if deadline.left().is_none() && signals::ask_for_restart() => {}
+                Err(Errno::EINTR) if deadline.left().is_none() && cancel::ask_for_restart() => {}
                 Err(error) => return Err(error),
             }
         }

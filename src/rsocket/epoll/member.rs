@@ -11,12 +11,11 @@ use libc::{
 
 use super::Epoll;
 use crate::errno::Result;
-use crate::os::alloc::try_arc;
+use crate::os::alloc::{SmallList, try_arc};
 use crate::os::event::KernelEpoll;
-use crate::os::owner::Owner;
+use crate::os::fork::Owner;
 use crate::os::sync::{Mutex, MutexGuard};
 use crate::rsocket::pollable::{self, Notice, Pollable, Watcher};
-use crate::rsocket::small_list::SmallList;
 
 pub struct Member {
     /// The descriptor that the program added.

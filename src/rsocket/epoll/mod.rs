@@ -38,8 +38,8 @@ use super::pollable::{Lookup, Pollable, Watcher};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_arc;
 use crate::os::event::{self, KernelEpoll};
+use crate::os::fork::AtomicOwner;
 use crate::os::numbered::Numbered;
-use crate::os::owner::AtomicOwner;
 use crate::os::sync::{Mutex, MutexGuard};
 
 /// Data of the queue's eventfd and of the epoll with the ordinary descriptors in the main epoll.

@@ -46,7 +46,7 @@ fn the_child_of_a_fork_leaves_the_epoll_alone() {
     // SAFETY: the child closes its copies and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        crate::os::owner::in_child();
+        crate::os::fork::in_child();
         fake.close();
         fixture.epoll.close();
         // SAFETY: ends the child without running the parent's exit handlers.

@@ -8,8 +8,8 @@ use std::time::Instant;
 use super::registrations::{Call, Due, Reactor, SECOND, Timer};
 use super::{Key, Role, lock};
 use crate::errno::{Errno, Result};
-use crate::os::clock;
-use crate::os::futex::Changes;
+use crate::os::event;
+use crate::os::sync::Changes;
 
 /// Counts the worker's jobs.
 pub(super) static JOBS: Changes = Changes::new();
@@ -158,7 +158,7 @@ fn next_wait(reactor: &mut Reactor) -> Option<(RawFd, c_int)> {
     }
     reactor.report_wake(false);
     reactor.is_waiting = true;
-    Some((reactor.epoll.as_raw_fd(), clock::poll_time(reactor.first_timer())))
+    Some((reactor.epoll.as_raw_fd(), event::poll_time(reactor.first_timer())))
 }
 
 /// Takes a timer that had expired at `due`. Returns what is to be called for it, if anything. Returns

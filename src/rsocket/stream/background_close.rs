@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::os::event;
-use crate::os::futex::Changes;
+use crate::os::fork::Owner;
 use crate::os::library_fds::OwnFd;
-use crate::os::owner::Owner;
+use crate::os::sync::Changes;
 use crate::rsocket::reactor::{self, FREE_TIMEOUT, Role};
 use crate::rsocket::wire::Control;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::Stream;
 use crate::os::event;
-use crate::os::owner::Owner;
+use crate::os::fork::Owner;
 use crate::rsocket::cm_id::Request;
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::ConnData;

@@ -8,11 +8,9 @@ use std::time::{Duration, Instant};
 use super::channel_leader::{self, EventSource, Leadership, Until};
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
-use crate::os::cancel;
-use crate::os::clock;
-use crate::os::event;
-use crate::os::futex::Changes;
-use crate::os::thread_word::Words;
+use crate::os::mark::Words;
+use crate::os::sync::Changes;
+use crate::os::{cancel, event};
 use crate::rsocket::config::defaults;
 use crate::verbs::rc::{ChannelHandle, CqEvent};
 
@@ -206,7 +204,7 @@ impl EventSource for Stream {
     fn sleep((events, fd): (ChannelHandle, c_int), until: Until) -> Result<CqEvent> {
         if until.deadline.is_some() || until.any_signal {
             let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-            let left = until.deadline.map(|end| clock::left(end).ok_or(Errno::ETIMEDOUT)).transpose()?;
+            let left = until.deadline.map(|end| event::left(end).ok_or(Errno::ETIMEDOUT)).transpose()?;
             if event::poll(&mut fds, left)? == 0 {
                 return Err(Errno::ETIMEDOUT);
             }

@@ -12,14 +12,14 @@
 use std::time::{Duration, Instant};
 
 #[cfg(not(all(test, loom)))]
-pub(super) use crate::os::lock::Guard as LockGuard;
+pub(super) use crate::os::sync::Guard as LockGuard;
 
 #[cfg(all(test, loom))]
 pub(super) use loom::sync::MutexGuard as LockGuard;
 
 use crate::errno::{Errno, Result};
 use crate::os::event;
-use crate::os::futex::Changes;
+use crate::os::sync::Changes;
 
 /// When a thread stops sleeping in a channel.
 #[derive(Clone, Copy, Debug)]

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::background_close::DISCONNECT_TIMEOUT;
 use super::blocking::Wait;
-use super::held::HoldsData;
 use super::options::Linger;
+use super::watching::HoldsData;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader, outbox};
 use crate::errno::{Errno, Result};
 use crate::os::library_fds;

@@ -25,7 +25,7 @@ use super::blocking::Wait;
 use super::channel_leader::{self, EventSource};
 use super::connection::{Gather, MAX_COLLECTED, RdmaWrite, SendQueue, parts};
 use super::outbox::{self, Outbox, Posts};
-use super::{Guard, Phase, Received, State, Stream, held};
+use super::{Guard, Phase, Received, State, Stream, watching};
 use crate::errno::{Errno, Result};
 use crate::os::cancel;
 
@@ -213,7 +213,7 @@ impl Stream {
     fn send_in_burst(&self, state: &mut State, data: &[u8]) -> bool {
         let Some(connection) = &mut state.connection else { return false };
         if connection.hold(data) {
-            held::ensure_flush_scheduled(self, state);
+            watching::ensure_flush_scheduled(self, state);
             return true;
         }
         connection.send_held();
@@ -433,7 +433,7 @@ impl Stream {
             _ => connection.send_gathered(unsafe { Gather::new(buffers, skip, len) }, skip > 0),
         };
         let failure = connection.failure();
-        held::ensure_flush_scheduled(self, state);
+        watching::ensure_flush_scheduled(self, state);
         match (sent, failure) {
             (Ok(sent), _) => (sent, None),
             (Err(_), Some(_)) => (0, None),

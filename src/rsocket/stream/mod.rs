@@ -14,14 +14,12 @@ mod close;
 mod connect;
 mod connection;
 mod data;
-mod held;
 mod iomap;
 mod options;
 mod outbox;
 mod readiness;
 mod service;
 mod sockopt;
-mod starting;
 mod watching;
 
 use std::ffi::c_int;
@@ -36,18 +34,16 @@ pub use options::after_calls;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
-use super::enter::enter;
+use super::poll_waiter::Spinning;
 use super::pollable::{Notice, Watchers};
 use super::reactor::{self, Key, Role, Service};
-use super::spinning::Spinning;
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
 use crate::os::alloc::try_arc;
-use crate::os::futex::Changes;
-use crate::os::lock::{self, Lock};
-use crate::os::owner::Owner;
+use crate::os::fork::Owner;
 use crate::os::sockaddr::{AF_IB, SockAddr, len_of_family};
+use crate::os::sync::{self, Changes, Lock};
 use background_close::BackgroundClose;
 use backlog::Listening;
 use connect::Attempt;
@@ -160,7 +156,7 @@ enum Phase {
     Closed,
 }
 
-type Guard<'a> = lock::Guard<'a, State>;
+type Guard<'a> = sync::Guard<'a, State>;
 
 impl Stream {
     /// rsocket(3) for SOCK_STREAM; `flags` may hold SOCK_NONBLOCK and SOCK_CLOEXEC.
@@ -200,7 +196,7 @@ impl Stream {
     /// Locks the state for a call of the program. Fails with `EBADF` for a socket of the parent
     /// process or a closed socket.
     fn enter(&self) -> Result<Guard<'_>> {
-        let state = enter(self.owner, &self.state)?;
+        let state = self.owner.enter(&self.state)?;
         if state.is_closed() { Err(Errno::EBADF) } else { Ok(state) }
     }
 
@@ -243,8 +239,8 @@ impl Stream {
         if outcome.any {
             self.changed.notify();
         }
-        held::ensure_flush_scheduled(self, state);
-        starting::ensure_armed(self, state);
+        watching::ensure_flush_scheduled(self, state);
+        watching::ensure_armed(self, state);
         outcome.any
     }
 

@@ -13,12 +13,11 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Mutex, MutexGuard};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
-use super::held::{self, HoldsData};
 use super::outbox::{self, Outbox, Posts};
-use super::starting::{self, Starts};
+use super::watching::{self, HoldsData, Starts};
 use crate::errno::{Errno, Result};
 use crate::os::event::{Deadline, EventFd, poll};
-use crate::os::futex::Changes;
+use crate::os::sync::Changes;
 use crate::rsocket::pollable::{Descriptors, Notice, Pollable, Watchers};
 
 /// A deadline. Its value does not matter: every timeout expires at once.
@@ -290,7 +289,7 @@ impl Stream {
         let mut state = self.lock();
         state.held = self.must_hold(&mut state);
         if state.held {
-            held::ensure_flush_scheduled(self, &mut state);
+            watching::ensure_flush_scheduled(self, &mut state);
         } else {
             self.all_sent.raise();
         }
@@ -308,7 +307,7 @@ impl Stream {
                 }
             }
             self.asked.clear();
-            while !held::channel_is_readable(self) {
+            while !watching::channel_is_readable(self) {
                 // The next try is after a pause: another thread may have released the lock, or polled.
                 drop(self.lock());
                 loom::thread::yield_now();

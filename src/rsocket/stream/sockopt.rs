@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use libc::sockaddr_storage;
 
-use super::held::HoldsData;
 use super::options::{Effect, Value};
+use super::watching::HoldsData;
 use super::{Phase, State, Stream};
 use crate::cm;
 use crate::diag::Endpoints;

@@ -1,115 +1,105 @@
-//! How a stream has its channel watched while the program makes no call: for held data
-//! ([`super::held`]), and for the first messages ([`super::starting`]).
+//! Who notices the next event of a stream's completion channel if the program makes no further
+//! call: the leader, or without one the reactor, which watches the channel.
 //!
-//! The reactor is woken beside a thread of the program that waits, so it watches a new stream only
-//! after a pause: a peer that needs more space and whose receiver makes no call waits that long,
-//! once. A program that only sends stays new, and each credit update is an event, so the pauses
-//! become longer.
+//! It matters while data is held, which is sent when the earlier messages have arrived, and for the
+//! first messages of a connection: the peer has little space for them ([`super::connection`]).
+//! Until it has more, the receive CQ stays armed, and the reactor watches.
+//!
+//! As with [`channel_leader`], everything outside of this logic is behind a trait, and the logic is
+//! model-checked.
 
-use std::time::Duration;
+use super::channel_leader::{self, EventSource, LockGuard};
 
-use super::connection::Watch;
-use super::held::HoldsData;
-use super::starting::Starts;
-use super::{Guard, Phase, State, Stream};
-use crate::rsocket::reactor;
+/// A stream, or a model of one, that may hold data.
+pub(super) trait HoldsData: EventSource {
+    /// Locks the state if no thread holds the lock.
+    fn try_lock(&self) -> Option<LockGuard<'_, Self::State>>;
+    fn has_held(state: &Self::State) -> bool;
+    /// Sends what is held, or discards it after a failure.
+    fn send_held(&self, state: &mut Self::State);
+    /// Polls the send CQ. Returns whether messages are on their way, which held data waits for.
+    fn must_hold(&self, state: &mut Self::State) -> bool;
+    /// Makes the reactor call [`channel_is_readable`] at the channel's next event. Returns false if
+    /// it cannot.
+    fn watch(&self, state: &mut Self::State) -> bool;
+    /// The reactor does not watch the channel any more.
+    fn watched(state: &mut Self::State);
+}
 
-impl Stream {
-    /// A call receives, or waits for data. Sends what the calling thread has sent and is held.
-    #[expect(clippy::inline_always, reason = "mostly there is nothing to send, which a call would double")]
-    #[inline(always)]
-    pub(super) fn flush_before_read(&self, state: &mut Guard<'_>) {
-        let thread = state.holder();
-        let Some(connection) = &mut state.connection else { return };
-        if connection.flush_before_read(thread) && connection.failure().is_some() {
-            self.flush_has_failed(state);
-        }
-    }
-
-    #[cold]
-    fn flush_has_failed(&self, state: &mut State) {
-        self.process_completions(state);
+/// If data is held, makes sure that it is sent when the earlier messages have arrived.
+#[inline]
+pub(super) fn ensure_flush_scheduled<S: HoldsData>(stream: &S, state: &mut S::State) {
+    if S::has_held(state) {
+        schedule_flush(stream, state);
     }
 }
 
-impl HoldsData for Stream {
-    fn try_lock(&self) -> Option<Guard<'_>> {
-        self.state.try_lock().ok()
-    }
-
-    #[inline]
-    fn has_held(state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.has_held())
-    }
-
-    fn send_held(&self, state: &mut State) {
-        let Some(connection) = state.connection.as_mut().filter(|connection| connection.has_held()) else { return };
-        connection.send_held();
-        if connection.failure().is_some() {
-            self.process_completions(state);
-        }
-    }
-
-    fn must_hold(&self, state: &mut State) -> bool {
-        state.connection.as_mut().is_some_and(|connection| connection.must_hold())
-    }
-
-    fn watch(&self, state: &mut State) -> bool {
-        let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return false };
-        let channel = &mut connection.channel;
-        if channel.watch != Watch::Now && reactor::watch_channel(key, channel.completions.fd()).is_ok() {
-            channel.watch = Watch::Now;
-        }
-        channel.watch == Watch::Now
-    }
-
-    fn watched(state: &mut State) {
-        if let Some(connection) = &mut state.connection {
-            connection.channel.watch = Watch::None;
-        }
-        Self::watch_start_again(state);
+#[inline(never)]
+fn schedule_flush<S: HoldsData>(stream: &S, state: &mut S::State) {
+    // Completions from before the CQ was armed raise no event.
+    let has_to_wait = !stream.arm_send_cq(state) || stream.must_hold(state);
+    let is_scheduled = has_to_wait && S::is_send_cq_armed(state) && is_watched(stream, state);
+    if !is_scheduled {
+        stream.send_held(state);
     }
 }
 
-/// Time until the reactor watches. It doubles after each [`PAUSES_TO_DOUBLE`] pauses, up to
-/// [`PAUSE_DOUBLINGS`] times.
-const PAUSE: Duration = Duration::from_millis(5);
-const PAUSES_TO_DOUBLE: u32 = 4;
-const PAUSE_DOUBLINGS: u32 = 4;
-
-impl Stream {
-    /// The reactor has found the channel readable: it watches the channel of a new connection
-    /// again.
-    pub(super) fn watch_start_again(state: &mut State) {
-        if <Self as Starts>::is_starting(state) {
-            Self::watch_start(state);
-        }
-    }
-
-    fn watch_start(state: &mut State) {
-        let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return };
-        let channel = &mut connection.channel;
-        let pause = PAUSE * (1 << (channel.start_pauses / PAUSES_TO_DOUBLE).min(PAUSE_DOUBLINGS));
-        if reactor::watch_channel_later(key, channel.completions.fd(), pause).is_ok() {
-            channel.watch = Watch::Soon;
-            channel.start_pauses = channel.start_pauses.saturating_add(1);
-        }
+/// Returns whether the leader or the reactor will see the channel's next event.
+fn is_watched<S: HoldsData>(stream: &S, state: &mut S::State) -> bool {
+    let (me, leadership) = (S::this_thread(), S::leadership(state));
+    match leadership.filter(|leadership| leadership.has_leader()) {
+        // A signal handler has interrupted the leader, this thread, and may leave its call for
+        // ever.
+        Some(leadership) => leadership.has_other_leader(me),
+        None => stream.watch(state),
     }
 }
 
-impl Starts for Stream {
-    fn watch_soon(&self, state: &mut State) {
-        Stream::watch_start(state);
-    }
+/// The reactor has found the channel readable. Returns false if another thread holds the lock: the
+/// reactor tries again after a pause. It does not wait for the lock, because a thread that sends
+/// message after message would have to wake it with each of them, and take the lock again before
+/// the reactor runs.
+pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
+    let Some(mut state) = stream.try_lock() else { return false };
+    S::watched(&mut state);
+    // An epoll whose level is that event stays ready while this thread reads it.
+    stream.notify_pollers();
+    channel_leader::take_event(stream, &mut state);
+    stream.process_completions(&mut state);
+    drop(state);
+    // Pollers may rely on the events that were read. Without the lock, which they take next.
+    stream.notify_pollers();
+    true
+}
 
-    #[inline]
-    fn is_starting(state: &State) -> bool {
-        let Some(connection) = &state.connection else { return false };
-        connection.is_starting() && !state.eof && matches!(state.phase, Phase::Connected)
-    }
+/// A stream, or a model of one, that may be new.
+pub(super) trait Starts: HoldsData {
+    /// Returns whether the connection is new and the peer may send.
+    fn is_starting(state: &Self::State) -> bool;
+    /// Makes the reactor call [`channel_is_readable`](channel_is_readable) at the
+    /// channel's next event, from the end of a pause on. If it cannot, the program's next call
+    /// notices the message.
+    fn watch_soon(&self, state: &mut Self::State);
+    /// Returns whether the reactor watches the channel, or will do so in a moment.
+    fn is_watched(state: &Self::State) -> bool;
+}
 
-    #[inline]
-    fn is_watched(state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.channel.watch != Watch::None)
+/// If the connection is new, makes sure that the peer's next message is noticed. Called whenever an
+/// event of the channel may have been read.
+#[inline]
+pub(super) fn ensure_armed<S: Starts>(stream: &S, state: &mut S::State) {
+    // The first condition is cheap, for a poller of many streams that are new for long.
+    let is_armed = S::leadership(state).is_some_and(|leadership| leadership.is_armed());
+    if !(is_armed && S::is_watched(state)) && S::is_starting(state) {
+        watch_and_arm(stream, state);
     }
+}
+
+#[cold]
+#[inline(never)]
+fn watch_and_arm<S: Starts>(stream: &S, state: &mut S::State) {
+    if !S::is_watched(state) {
+        stream.watch_soon(state);
+    }
+    channel_leader::arm_receive(stream, state);
 }

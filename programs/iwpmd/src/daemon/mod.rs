@@ -1,13 +1,10 @@
 //! The daemon around [`crate::proto`]: sockets, signals, log. One thread, which sleeps in
 //! epoll_wait(2), and one that writes the log.
 
-pub mod choice;
-pub mod config;
 pub mod link;
 mod log_queue;
-pub mod notify;
-pub mod options;
 pub mod ports;
+pub mod settings;
 pub mod start;
 
 use std::ffi::c_int;

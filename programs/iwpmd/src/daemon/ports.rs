@@ -1,15 +1,105 @@
 //! The ports of mappings: each one is bound by a socket.
+//!
+//! bind(2) can choose a port itself. Once half of the ports are bound, however, it searches most of
+//! them for a free one, which takes milliseconds; the daemon knows which ones it has bound.
 
 use std::collections::HashMap;
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
 
 use nix::Result;
 use nix::errno::Errno;
 
-use super::choice::Choice;
 use crate::proto::mappings::PortId;
 use crate::sys::process::random;
 use crate::sys::sockets::BoundPort;
+
+/// Minimum time between two reads of the settings in /proc.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
+
+/// A bit for each port.
+struct PortSet(Vec<u64>);
+
+impl PortSet {
+    fn new() -> PortSet {
+        PortSet(vec![0; 1 << 10])
+    }
+
+    fn has(&self, port: u16) -> bool {
+        self.0[usize::from(port) / 64] >> (port % 64) & 1 != 0
+    }
+
+    fn put(&mut self, port: u16, present: bool) {
+        let (word, bit) = (&mut self.0[usize::from(port) / 64], 1 << (port % 64));
+        if present { *word |= bit } else { *word &= !bit }
+    }
+}
+
+/// The ports to choose from, and those that are bound. IPv4 and IPv6 share them: a port bound at
+/// the wildcard address of IPv6 is bound for IPv4, too.
+pub struct Choice {
+    range: Option<RangeInclusive<u16>>,
+    reserved: PortSet,
+    bound: PortSet,
+    read: Option<Instant>,
+}
+
+impl Default for Choice {
+    fn default() -> Choice {
+        Choice { range: None, reserved: PortSet::new(), bound: PortSet::new(), read: None }
+    }
+}
+
+impl Choice {
+    /// Records whether a port is bound.
+    pub fn note(&mut self, port: u16, bound: bool) {
+        self.bound.put(port, bound);
+    }
+
+    /// Returns a port that is probably free, chosen by a random number. Returns `None` if all are
+    /// bound or the range is unknown; the kernel chooses then.
+    pub fn next(&mut self, random: u64) -> Option<u16> {
+        if self.read.is_none_or(|time| time.elapsed() > RELOAD_INTERVAL) {
+            self.read = Some(Instant::now());
+            let text = |path| fs::read_to_string(path).unwrap_or_default();
+            self.configure(&text(RANGE), &text(RESERVED));
+        }
+        self.free_port(random)
+    }
+
+    fn configure(&mut self, range: &str, reserved: &str) {
+        self.range = parse_range(range);
+        self.reserved = PortSet::new();
+        for port in reserved.trim().split(',').filter_map(parse_ports).flatten() {
+            self.reserved.put(port, true);
+        }
+    }
+
+    fn free_port(&self, random: u64) -> Option<u16> {
+        let range = self.range.clone()?;
+        let count = u64::from(range.end() - range.start()) + 1;
+        let start = range.start() + (random % count) as u16;
+        let free = |port: &u16| !self.bound.has(*port) && !self.reserved.has(*port);
+        (start..=*range.end()).chain(*range.start()..start).find(free)
+    }
+}
+
+/// Parses two numbers with blanks between them.
+fn parse_range(text: &str) -> Option<RangeInclusive<u16>> {
+    let mut numbers = text.split_whitespace().map(str::parse);
+    let (low, high) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    (0 < low && low <= high).then_some(low..=high)
+}
+
+/// Parses one number, or two with a dash between them.
+fn parse_ports(text: &str) -> Option<RangeInclusive<u16>> {
+    let (low, high) = text.split_once('-').unwrap_or((text, text));
+    Some(low.parse().ok()?..=high.parse().ok()?)
+}
 
 /// Ports to try before the kernel chooses one: other programs may have bound many of them.
 const MAX_TRIES: usize = 32;
@@ -63,5 +153,57 @@ impl Ports {
         if self.bound.len() < self.bound.capacity() / 8 {
             self.bound.shrink_to(self.bound.len() * 2);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(range: &str, reserved: &str) -> Choice {
+        let mut choice = Choice::default();
+        choice.configure(range, reserved);
+        choice
+    }
+
+    #[test]
+    fn all_ports_but_the_reserved_ones_are_found() {
+        let mut choice = choice("100\t119\n", "103,105-107,999\n");
+        let mut found: Vec<u16> = (0..16)
+            .map(|random| {
+                let port = choice.free_port(random * 7919).unwrap();
+                choice.note(port, true);
+                port
+            })
+            .collect();
+        found.sort_unstable();
+        let all: Vec<u16> = (100..120).filter(|port| ![103, 105, 106, 107].contains(port)).collect();
+        assert_eq!((found, choice.free_port(3)), (all, None));
+        choice.note(111, false);
+        assert_eq!(choice.free_port(u64::MAX), Some(111));
+    }
+
+    #[test]
+    fn the_widest_range() {
+        let mut choice = choice("1 65535", "");
+        assert_eq!(
+            (choice.free_port(0), choice.free_port(65_534), choice.free_port(65_535)),
+            (Some(1), Some(65_535), Some(1))
+        );
+        choice.note(65_535, true);
+        assert_eq!(choice.free_port(65_534), Some(1));
+    }
+
+    #[test]
+    fn unreadable_settings_leave_the_choice_to_the_kernel() {
+        for range in ["", "x y", "5", "9 5", "0 5", "1 70000"] {
+            assert_eq!(choice(range, "").free_port(1), None, "{range}");
+        }
+        assert_eq!(choice("7 8", "x,-,9-5,7,").free_port(0), Some(8));
+    }
+
+    #[test]
+    fn settings_of_this_kernel_are_read() {
+        assert!(Choice::default().next(1).is_some());
     }
 }

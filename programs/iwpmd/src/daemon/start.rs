@@ -1,18 +1,21 @@
-//! Starts the daemon: command line, configuration, privileges.
+//! Starts the daemon: command line, configuration, privileges, and what systemd is told
+//! (sd_notify(3), which sends one datagram).
 
-use std::ffi::OsString;
-use std::fs;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::ExitCode;
+use std::{env, fs};
 
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::syslog::{Facility, LogFlags, Severity, openlog, syslog};
 
-use super::config::{self, Config};
 use super::log_queue::{self, LogQueue};
-use super::options;
-use super::{Addresses, Daemon, notify, udp_sockets};
+use super::settings::{self, Config};
+use super::{Addresses, Daemon, udp_sockets};
 use crate::proto::engine::Level;
 use crate::sys::process::{self, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE};
 use crate::sys::sockets::KernelSocket;
@@ -22,12 +25,12 @@ type Failure = String;
 
 /// Runs the program.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let options = options::parse(arguments);
+    let options = settings::parse_arguments(arguments);
     for unknown in &options.unknown {
         print_error(unknown);
     }
     if options.help {
-        return print(options::HELP);
+        return print(settings::HELP);
     }
     if options.version {
         return print(concat!("iwpmd ", env!("CARGO_PKG_VERSION"), "\n"));
@@ -56,7 +59,7 @@ fn print_error(text: &str) {
 
 fn run_in_foreground() -> Result<ExitCode, Failure> {
     let daemon = set_up()?;
-    if let Err(error) = notify::notify("READY=1") {
+    if let Err(error) = notify("READY=1") {
         write_log(Level::Warning, &format!("systemd cannot be told: {error}"));
     }
     run(daemon)
@@ -84,7 +87,7 @@ fn behind() -> Result<ExitCode, Failure> {
 fn run(mut daemon: Daemon) -> Result<ExitCode, Failure> {
     let signal = daemon.run().map_err(|error| format!("the kernel cannot be heard any more: {error}"))?;
     drop(daemon);
-    let _ = notify::notify("STOPPING=1");
+    let _ = notify("STOPPING=1");
     write_log(Level::Info, if signal == libc::SIGTERM { "ends: SIGTERM" } else { "ends: SIGHUP" });
     // The exit statuses of the reference: 0 after SIGTERM, the number of SIGHUP after SIGHUP.
     Ok(if signal == libc::SIGTERM { ExitCode::SUCCESS } else { ExitCode::from(libc::SIGHUP as u8) })
@@ -121,15 +124,15 @@ fn set_up() -> Result<Daemon, Failure> {
 }
 
 fn configuration() -> Config {
-    let text = match fs::read(config::PATH) {
+    let text = match fs::read(settings::PATH) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         Err(error) => {
-            write_log(Level::Warning, &format!("{}: {error}", config::PATH));
+            write_log(Level::Warning, &format!("{}: {error}", settings::PATH));
             String::new()
         }
     };
-    let (config, complaints) = config::parse(&text);
+    let (config, complaints) = settings::parse_file(&text);
     for complaint in complaints {
         write_log(Level::Warning, &complaint);
     }
@@ -152,4 +155,45 @@ fn write_log(level: Level, line: &str) {
         Level::Info => Severity::LOG_INFO,
     };
     let _ = syslog(severity, &line.replace('\0', ""));
+}
+
+/// Sends `state` to the service manager. Does nothing if the daemon was started without
+/// `NOTIFY_SOCKET`.
+fn notify(state: &str) -> io::Result<()> {
+    match env::var_os("NOTIFY_SOCKET") {
+        Some(path) if !path.is_empty() => send(&path, state),
+        _ => Ok(()),
+    }
+}
+
+fn send(path: &OsStr, state: &str) -> io::Result<()> {
+    let address = match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(path)?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_arrives_by_path_and_by_name() {
+        let name = format!("iwpmd-test-{}", std::process::id());
+        let path = env::temp_dir().join(&name);
+        for (socket, to) in [
+            (UnixDatagram::bind(&path).unwrap(), path.clone().into_os_string()),
+            (
+                UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap(),
+                format!("@{name}").into(),
+            ),
+        ] {
+            send(&to, "READY=1").unwrap();
+            let mut buffer = [0; 20];
+            let got = socket.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..got], b"READY=1");
+        }
+        std::fs::remove_file(path).unwrap();
+    }
 }

@@ -11,8 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use self::kernel::Opening;
 use self::listing::Listing;
-use super::clients::Clients;
-use super::mappings::{Mappings, PortId};
+use super::mappings::{Clients, Mappings, PortId};
 use super::netlink::{self, Header, Value};
 use super::requests::{PeerRequests, Queries};
 use super::wire;

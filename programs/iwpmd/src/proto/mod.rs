@@ -5,7 +5,6 @@
 //! Before it connects, the kernel has the port mapper query the peer's port mapper for the port to
 //! which the remote address is mapped.
 
-pub mod clients;
 pub mod engine;
 pub mod mappings;
 pub mod netlink;

@@ -13,7 +13,7 @@ use super::post::QueuePair;
 use super::send::ControlData;
 use super::{Connection, IMM_LEN, LARGE, Layout, REPOST, RemoteMemory, SGL};
 use crate::errno::{Errno, Result};
-use crate::os::clock;
+use crate::os::event;
 use crate::os::pages::{self, Pages};
 use crate::rsocket::flow::{Received, Receiver, Resize};
 use crate::rsocket::pinned_budget::{self, Reservation};
@@ -510,7 +510,7 @@ impl ReceiveSide {
         if self.rings.size > self.rings.first_size && pinned_budget::is_needed() && self.flow.can_add_ring() {
             return self.use_first_ring();
         }
-        if self.flow.resize_request(clock::monotonic_ms) == Resize::Keep {
+        if self.flow.resize_request(event::monotonic_ms) == Resize::Keep {
             return;
         }
         let larger = self.rings.larger().ok_or(Errno::ENOMEM);

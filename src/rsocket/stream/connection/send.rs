@@ -7,7 +7,7 @@
 //! Small messages are held while earlier ones are on their way ([`Sender::may_hold`]). Held bytes
 //! lie in the send buffer and are no message yet. Everything that is sent after them, and every
 //! call of the program that may wait, sends them first. Otherwise the completion of the earlier
-//! messages does, which the leader or the reactor notices (`stream/held.rs`).
+//! messages does, which the leader or the reactor notices (`stream/watching.rs`).
 //!
 //! [`Sender::may_hold`]: crate::rsocket::flow::Sender::may_hold
 
@@ -206,7 +206,7 @@ impl Connection {
     /// Sends as much of `data` as possible without waiting. Returns the number of bytes. `begun`:
     /// the program's call has sent data before. An error that is not a failure of the connection is
     /// a lack of memory: the send buffer is allocated on first use. Data may be held instead; the
-    /// caller then calls `held::ensure_flush_scheduled`.
+    /// caller then calls `watching::ensure_flush_scheduled`.
     pub fn send<S: Source>(&mut self, data: S, begun: bool) -> Result<usize> {
         if !begun && self.hold(data) {
             return Ok(data.size());

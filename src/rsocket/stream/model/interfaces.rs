@@ -1,7 +1,7 @@
 //! The model of a stream as the modules that are checked see it: what the library's stream
 //! implements for them.
 
-use std::ffi::{c_int, c_short};
+use std::ffi::c_short;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::os::fd::AsRawFd;
@@ -68,8 +68,8 @@ impl EventSource for Stream {
         if any {
             self.changed.notify();
         }
-        held::ensure_flush_scheduled(self, state);
-        starting::ensure_armed(self, state);
+        watching::ensure_flush_scheduled(self, state);
+        watching::ensure_armed(self, state);
         any
     }
 

@@ -1,10 +1,12 @@
-//! Handlers of fork(): one registration with the C library, in which each layer has its slot.
+//! What fork() does to the library: its handlers, one registration with the C library in which each
+//! layer has its slot, and the process that an object belongs to. A child has copies of its
+//! parent's objects, whose devices, connections and locks are the parent's.
 //!
-//! The order does not depend on which layer registers first: before the fork from the upper layer
-//! to the lower one, as the layers' locks nest; afterwards from the lower layer to the upper one. In the child the
-//! [`owner`] mark changes before any handler runs.
+//! The order of the handlers does not depend on which layer registers first: before the fork from
+//! the upper layer to the lower one, as the layers' locks nest; afterwards from the lower layer to
+//! the upper one. In the child the number of forks changes before any handler runs.
 //!
-//! The registration is made when the library is loaded (`rsocket/forks.rs`): later, a fork() in
+//! The registration is made when the library is loaded (`rsocket/process.rs`): later, a fork() in
 //! another thread could come first. In a program that is linked with the static library,
 //! constructors of the program may run before the library's: calls that they make register the
 //! handlers of their layer themselves. A fork() in another thread may see them registered only
@@ -12,11 +14,11 @@
 //! child of a fork() may not have.
 
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use crate::errno::{Errno, Result};
 use crate::os::mark;
-use crate::os::owner;
+use crate::os::sync::{Guard, Lock};
 
 /// The handlers of a layer.
 pub struct Handlers {
@@ -70,7 +72,7 @@ impl Slots {
     }
 
     fn in_child(&self) {
-        owner::in_child();
+        GENERATION.fetch_add(1, Ordering::Relaxed);
         self.registered().for_each(|handlers| (handlers.in_child)());
     }
 }
@@ -117,7 +119,75 @@ pub extern "C" fn in_child() {
     mark::end_fork();
 }
 
-#[cfg(test)]
+/// Number of forks between the process that loaded the library and this one.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// The process that made an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner(u32);
+
+impl Owner {
+    /// The process that loaded the library, for values that exist before any call.
+    pub const FIRST_PROCESS: Owner = Owner(0);
+
+    /// Returns the mark of this process.
+    #[inline]
+    pub fn this_process() -> Owner {
+        Owner(GENERATION.load(Ordering::Relaxed))
+    }
+
+    /// Returns the number of forks before this process.
+    #[inline]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+
+    /// Returns whether the mark is that of this process, which has not forked since.
+    #[inline]
+    pub fn is_this_process(self) -> bool {
+        self == Owner::this_process()
+    }
+
+    /// Locks an object's state for a call of the program. Fails with `EBADF` for an object of the
+    /// parent process.
+    #[inline]
+    pub fn enter<T>(self, state: &Lock<T>) -> Result<Guard<'_, T>> {
+        if self.is_this_process() { Ok(state.lock()) } else { Err(Errno::EBADF) }
+    }
+}
+
+/// The owner of an object that a child may take over. A thread that finds this process as the owner
+/// sees what was done before [`take_over`](AtomicOwner::take_over).
+#[derive(Debug)]
+pub struct AtomicOwner(AtomicU32);
+
+impl AtomicOwner {
+    /// Returns the mark of this process.
+    pub fn this_process() -> AtomicOwner {
+        AtomicOwner(AtomicU32::new(Owner::this_process().0))
+    }
+
+    /// Returns whether this process is the owner.
+    #[inline]
+    pub fn is_this_process(&self) -> bool {
+        Owner(self.0.load(Ordering::Acquire)).is_this_process()
+    }
+
+    /// Makes this process the owner.
+    pub fn take_over(&self) {
+        self.0.store(Owner::this_process().0, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+impl AtomicOwner {
+    /// Makes the object look like one that a child has from its parent.
+    pub fn belong_to_parent(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::Mutex;
 
@@ -148,5 +218,14 @@ mod tests {
         slots.in_parent();
         let called = std::mem::take(&mut *CALLED.lock().unwrap());
         assert_eq!(called, ["rsocket, before", "cm, before", "cm, parent", "rsocket, parent"]);
+    }
+
+    #[test]
+    fn what_a_child_takes_over_is_its_own() {
+        let mark = AtomicOwner::this_process();
+        mark.belong_to_parent();
+        assert!(!mark.is_this_process());
+        mark.take_over();
+        assert!(mark.is_this_process());
     }
 }

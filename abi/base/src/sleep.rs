@@ -1,11 +1,18 @@
-//! pthread_cancel(3), as far as code without destructors needs it.
+//! Sleeping, as far as code without destructors needs it: futex(2) between the threads of a
+//! process, and pthread_cancel(3), which may end a thread that sleeps.
 //!
-//! The C library unwinds a cancelled thread's stack from the system call in which it sleeps, without
-//! running destructors: what has to be undone must be registered first, with [`with_cleanup`]. The
-//! GNU C library also runs what is registered when a signal handler leaves the call by longjmp(3).
+//! The C library unwinds a cancelled thread's stack from the system call in which it sleeps,
+//! without running destructors: what has to be undone must be registered first, with
+//! [`with_cleanup`]. The GNU C library also runs what is registered when a signal handler leaves
+//! the call by longjmp(3).
+//!
+//! Addresses of futexes are the kernel's to check: it neither writes nor follows them.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_long, c_void};
 use core::mem::MaybeUninit;
+use core::ptr;
+
+use libc::{FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAKE, SYS_futex, syscall, timespec};
 
 /// `struct _pthread_cleanup_buffer` of pthread.h.
 #[repr(C)]
@@ -66,4 +73,20 @@ pub fn with_cleanup<T>(mut undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
     // SAFETY: the handler that was pushed last.
     unsafe { _pthread_cleanup_pop(buffer.as_mut_ptr(), 0) };
     result
+}
+
+/// Sleeps if the word has this value, until it is woken, a handler has run, or the time is over.
+/// Returns what the system call does: 0, or -1 with `errno`.
+#[inline]
+pub fn futex_wait(word: *const u32, value: u32, limit: Option<&timespec>) -> c_long {
+    let limit = limit.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: the time lives as long as the call.
+    unsafe { syscall(SYS_futex, word.addr(), FUTEX_WAIT | FUTEX_PRIVATE_FLAG, value, limit) }
+}
+
+/// Wakes up to `count` of the threads that sleep at a word. Does not change `errno`. The word's
+/// memory may have been freed: then nobody sleeps there, or somebody is woken for nothing.
+pub fn futex_wake(word: *const u32, count: i32) {
+    // SAFETY: integers, and an address.
+    crate::errno::keeping(|| unsafe { syscall(SYS_futex, word.addr(), FUTEX_WAKE | FUTEX_PRIVATE_FLAG, count) });
 }

@@ -1,4 +1,4 @@
-//! Strings of bounded length without allocation: paths, log lines.
+//! Text of bounded length without allocation: paths, lines of logs, warnings to syslog.
 
 use std::ffi::CStr;
 use std::fmt::{self, Write};
@@ -58,6 +58,13 @@ impl<const N: usize> fmt::Debug for FixedString<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.as_c_str().fmt(f)
     }
+}
+
+/// Logs one line, truncated to 200 bytes.
+pub fn log_warning(text: fmt::Arguments<'_>) {
+    let line = FixedString::<200>::cut(format_args!("librdmacm: {text}"));
+    // SAFETY: two C strings, the first a format with one %s.
+    unsafe { libc::syslog(libc::LOG_USER | libc::LOG_WARNING, c"%s".as_ptr(), line.as_c_str().as_ptr()) };
 }
 
 #[cfg(test)]

@@ -1,0 +1,139 @@
+//! What the administrator decides: the command line, and `/etc/iwpmd.conf`, lines of `name=value`.
+//! Lines that start with `#` are comments.
+
+use std::ffi::OsString;
+
+use lexopt::Parser;
+use lexopt::prelude::*;
+
+/// Path of the configuration file.
+pub const PATH: &str = "/etc/iwpmd.conf";
+
+/// The settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Receive buffer of the netlink socket, in bytes.
+    pub nl_sock_rbuf_size: u32,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config { nl_sock_rbuf_size: 400 << 20 }
+    }
+}
+
+/// Parses the text of the file. Invalid lines are ignored; the second value has a message for the
+/// log for each.
+pub fn parse_file(text: &str) -> (Config, Vec<String>) {
+    let (mut config, mut complaints) = (Config::default(), Vec::new());
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if let Err(why) = read(line, &mut config) {
+            complaints.push(format!("{PATH}:{number}: {why}: {}", line.escape_debug()));
+        }
+    }
+    (config, complaints)
+}
+
+fn read(line: &str, config: &mut Config) -> Result<(), &'static str> {
+    let (name, value) = line.split_once('=').ok_or("no name=value")?;
+    match name.trim_end() {
+        "nl_sock_rbuf_size" => {
+            let value = value.trim().parse::<i32>().ok().and_then(|value| u32::try_from(value).ok());
+            config.nl_sock_rbuf_size = value.filter(|&value| value > 0).ok_or("no number of bytes")?;
+            Ok(())
+        }
+        _ => Err("unknown name"),
+    }
+}
+
+/// The options.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// `-s`: stay in the foreground and notify systemd.
+    pub systemd: bool,
+    /// `-h`.
+    pub help: bool,
+    /// `-V`.
+    pub version: bool,
+    /// Error messages for unknown options. As in the reference, they do not keep the daemon from
+    /// starting: a service that starts one daemon can start the other.
+    pub unknown: Vec<String>,
+}
+
+/// What `--help` prints.
+pub const HELP: &str = "\
+usage: iwpmd [-s]
+Port mapper of iWARP devices: see iwpmd(8).
+
+  -s, --systemd  stay in the foreground and tell systemd when ready
+  -h, --help     print this
+  -V, --version  print the version
+";
+
+/// Parses the arguments after the program's name. Long options may be abbreviated, as in
+/// getopt_long(3).
+pub fn parse_arguments(arguments: impl Iterator<Item = OsString>) -> Options {
+    let mut options = Options::default();
+    let mut parser = Parser::from_args(arguments);
+    let abbreviates = |name: &str, option: &str| !name.is_empty() && option.starts_with(name);
+    loop {
+        match parser.next() {
+            Ok(Some(Short('s'))) => options.systemd = true,
+            Ok(Some(Short('h'))) => options.help = true,
+            Ok(Some(Short('V'))) => options.version = true,
+            Ok(Some(Long(name))) if abbreviates(name, "systemd") => options.systemd = true,
+            Ok(Some(Long(name))) if abbreviates(name, "help") => options.help = true,
+            Ok(Some(Long(name))) if abbreviates(name, "version") => options.version = true,
+            Ok(Some(Value(_))) => {}
+            Ok(Some(other)) => options.unknown.push(other.unexpected().to_string()),
+            Ok(None) => return options,
+            Err(error) => options.unknown.push(error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn good_lines() {
+        for text in [
+            "nl_sock_rbuf_size=4096",
+            "# x\n\n  nl_sock_rbuf_size = 4096 \n",
+            "nl_sock_rbuf_size=1\nnl_sock_rbuf_size= 4096",
+        ] {
+            assert_eq!(parse_file(text), (Config { nl_sock_rbuf_size: 4096 }, vec![]), "{text}");
+        }
+        assert_eq!(parse_file("").0.nl_sock_rbuf_size, 419_430_400);
+    }
+
+    #[test]
+    fn bad_lines_are_named_and_skipped() {
+        let (config, complaints) = parse_file(
+            "nl_sock_rbuf_size\nnl_sock_rbuf_size=many\nother=1\nnl_sock_rbuf_size=-5\n=\nnl_sock_rbuf_size=9999999999\nnl_sock_rbuf_size=7",
+        );
+        assert_eq!(config.nl_sock_rbuf_size, 7);
+        assert_eq!(complaints.len(), 6);
+        assert_eq!(complaints[2], "/etc/iwpmd.conf:3: unknown name: other=1");
+    }
+
+    fn parsed(line: &str) -> Options {
+        parse_arguments(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn options() {
+        let systemd = Options { systemd: true, ..Options::default() };
+        for line in ["-s", "--systemd", "--sys", "-ss", "extra -s", "-s -- -x"] {
+            assert_eq!(parsed(line), systemd, "{line}");
+        }
+        assert!(parsed("-h").help && parsed("--help").help && parsed("-sV").version && parsed("--version").version);
+        assert_eq!(parsed("extra"), Options::default());
+        assert_eq!(parsed("-x --bogus").unknown, ["invalid option '-x'", "invalid option '--bogus'"]);
+    }
+}
