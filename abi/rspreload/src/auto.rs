@@ -34,7 +34,7 @@ use crate::sockets::{self, Name, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::without_cancel;
 use crate::transition::{self, Intent, MAPPED};
-use crate::{config, errno, next_symbol, open_fds, process, rsocket, rsocket_abi};
+use crate::{config, errno, next_symbol, process, rsocket, rsocket_abi};
 
 pub use crate::config::is_automatic_mode as is_on;
 pub use crate::transition::is_auto;
@@ -334,12 +334,6 @@ pub fn flush_on_exit() {
     if is_on() && shared::is_used() {
         connections::drain();
     }
-}
-
-/// Whether the process has an instance of io_uring. The sockets of many connections are not looked
-/// at.
-fn has_ring() -> bool {
-    open_fds::has_ring(|fd| table::get(fd).is_some() || open_fds::has(fd) || rsocket::seems_library_fd(fd))
 }
 
 /// Whether the process may have connections by RDMA.

@@ -20,7 +20,7 @@ use libc::{
 
 use super::log::Reason;
 use super::route::{Outcome, Subject};
-use super::{connections, has_ring, log, route, thread};
+use super::{connections, log, route, thread};
 use crate::epoll::members;
 use crate::process::Deadline;
 use crate::sockets::{AtomicName, Name, kernel, rdma};
@@ -101,7 +101,7 @@ fn by_rdma(
     Reason::NotOwn.unless(members::are_known(fd))?;
     Reason::Instances.unless(!members::are_too_many(fd))?;
     Reason::Descriptors.unless(connections::has_room(false))?;
-    Reason::Ring.unless(!has_ring())?;
+    Reason::Ring.unless(!route::has_ring())?;
     let is_blocking = tcp::is_blocking(fd);
     let timeout = if is_blocking { tcp::timeout(fd, libc::SO_SNDTIMEO) } else { -1 };
     *limit = (timeout > 0).then(|| Deadline::after(timeout));

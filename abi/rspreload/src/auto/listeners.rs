@@ -10,7 +10,7 @@ use libc::{
 
 use super::connections;
 use super::log::{self, Reason};
-use super::{has_ring, route, shared, thread};
+use super::{route, shared, thread};
 use crate::process::Deadline;
 use crate::sockets::{AtomicName, Name, kernel, rdma};
 use crate::table::{self, Entry, Kind};
@@ -73,7 +73,7 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     Reason::Rule.unless(config::is_automatic(own.address(), own.number()))?;
     Reason::Reuse.unless(option(fd, SOL_SOCKET, SO_REUSEPORT) == 0)?;
     Reason::Option.unless(!route::has_kernel_option(fd))?;
-    Reason::Ring.unless(!has_ring())?;
+    Reason::Ring.unless(!route::has_ring())?;
     Reason::NoDiag.unless(shared::tells(own))?;
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
     let index = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;

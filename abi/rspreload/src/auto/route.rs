@@ -15,7 +15,7 @@ use libc::{IPPROTO_IP, IPPROTO_TCP, SO_BINDTODEVICE, SO_MARK, SOCK_CLOEXEC, SOCK
 use super::kernel_options;
 use super::log::Reason;
 use crate::sockets::{Name, kernel};
-use crate::{config, errno, next_symbol, open_fds, process, tcp};
+use crate::{config, errno, next_symbol, open_fds, process, rsocket, table, tcp};
 
 /// Whether `fd` is a TCP socket, which the configuration allows to be an rsocket.
 pub fn is_candidate(fd: c_int, family: c_int) -> bool {
@@ -277,6 +277,12 @@ fn store(subject: Subject, outcome: Outcome, seconds: u64) {
     if let Some(entry) = entry {
         entry.store(word, Ordering::Relaxed);
     }
+}
+
+/// Whether the process has an instance of io_uring. The sockets of many connections are not looked
+/// at.
+pub fn has_ring() -> bool {
+    open_fds::has_ring(|fd| table::get(fd).is_some() || open_fds::has(fd) || rsocket::seems_library_fd(fd))
 }
 
 #[cfg(test)]
