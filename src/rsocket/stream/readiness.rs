@@ -114,7 +114,8 @@ impl Stream {
     }
 
     /// Processes completions. Returns the poll bits, as [`Pollable::ready`].
-    #[inline]
+    #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
+    #[inline(always)]
     fn look(&self, state: &mut Guard<'_>, wanted: c_short) -> c_short {
         if wanted & IN != 0 {
             self.flush_before_read(state);

@@ -137,7 +137,8 @@ impl SendSide {
     /// See [`Connection::needs_send_completions`].
     #[inline]
     pub fn needs_completions(&self) -> bool {
-        self.flushing > 0 || self.pending_notify || self.flow.is_short() || self.flow.held() > 0
+        // Without branches: mostly none of them is the case.
+        (self.flushing > 0) | self.pending_notify | self.flow.is_short() | (self.flow.held() > 0)
     }
 
     /// Returns the offset where a message that begins at `done` must end, at most `len`. `begun`:
@@ -631,10 +632,11 @@ impl Connection {
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn flush_before_read(&mut self, thread: u64) -> bool {
+        if self.send.thread == 0 {
+            return false;
+        }
         if self.send.thread != thread {
-            if self.send.thread != 0 {
-                self.note_reader();
-            }
+            self.note_reader();
             return false;
         }
         self.send.is_shared = false;
