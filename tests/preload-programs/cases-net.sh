@@ -79,6 +79,8 @@ nc_case() {
         cat client.data
         until [ "$(stat -c %s client.out 2>/dev/null || echo 0)" -ge "$1" ]; do read -rt 0.1 -u "$silence"; done
     ) >client.in &
+    # Its listeners have SO_REUSEPORT.
+    : >stays-tcp
     serve server 7001 nc.openbsd -N -l "$ADDR" 7001
     client client nc.openbsd -N "$ADDR" 7001
     finish_server server
