@@ -456,7 +456,8 @@ fn result_of_sleep(result: Result<()>, done: usize) -> Result<Option<usize>> {
 /// Returns the result of a call that cannot send any more: the number of bytes sent, or an error.
 /// As with TCP a failure is reported once; afterwards, and after the peer's disconnect or the
 /// program's SHUT_WR, the error is `EPIPE`. For programs that expect TCP the first call after an
-/// orderly close succeeds: such a program may have something to read before it learns of the end.
+/// orderly close takes what fits the send buffer: such a program may have something to read before it
+/// learns of the end.
 fn cannot_send(state: &mut State, done: usize, total: usize) -> Result<usize> {
     if done > 0 {
         return Ok(done);
@@ -466,7 +467,7 @@ fn cannot_send(state: &mut State, done: usize, total: usize) -> Result<usize> {
     }
     if state.options.sigpipe && !state.shut_write && !state.ended_with_error && !state.send_lost {
         state.send_lost = true;
-        return Ok(total);
+        return Ok(total.min(state.options.send_buffer as usize));
     }
     Err(Errno::EPIPE)
 }
@@ -735,6 +736,9 @@ mod tests {
         // For programs that expect TCP.
         state.options.sigpipe = true;
         assert_eq!([0; 2].map(|done| cannot_send(&mut state, done, 9)), [Ok(9), pipe]);
+        state.send_lost = false;
+        let most = state.options.send_buffer as usize;
+        assert_eq!(cannot_send(&mut state, 0, most + 1), Ok(most));
         (state.send_lost, state.shut_write) = (false, true);
         assert_eq!(cannot_send(&mut state, 0, 9), pipe);
         (state.shut_write, state.ended_with_error, state.error) = (false, true, Some(RESET));
