@@ -434,14 +434,19 @@ def served_when_full(address, _address6, _silent, port):
         reading, writing = os.pipe()
         pid = os.fork()
         if not pid:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (220, 220))
-            listening, held = listener(address, round_port), []
-            os.write(writing, b"x")
-            for _ in range(40):
-                held.append(listening.accept()[0])
-                held[-1].sendall(held[-1].recv(4))
-            os._exit(0)
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (220, 220))
+                listening, held = listener(address, round_port), []
+                os.write(writing, b"x")
+                for _ in range(40):
+                    held.append(listening.accept()[0])
+                    held[-1].sendall(held[-1].recv(4))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        os.close(writing)
         os.read(reading, 1)
+        os.close(reading)
         held = [connect(RDMA, address, round_port) for _ in range(40)]
         for client in held:
             client.sendall(b"data")

@@ -76,9 +76,9 @@ pub const READABLE_BYTES: i32 = 7;
 /// `rgetsockopt` on a stream: an int, the bytes that are sent and not acknowledged.
 pub const UNSENT_BYTES: i32 = 8;
 
-/// `rgetsockopt` on a listener that is about to be closed, which answers no more requests from then
-/// on: an int, the connections that raccept has not returned. They may be in the handshake, and their
-/// peers may know that they are accepted.
+/// `rgetsockopt` on a listener: makes it answer no more requests, for good. An int, the connections
+/// that raccept has not returned, also those in the handshake, whose peers may know that they are
+/// accepted.
 pub const LAST_CONNECTIONS: i32 = 9;
 
 /// `rsetsockopt` on a repoll instance: a [`Handover`] of one of its members to an epoll instance of

@@ -6,7 +6,7 @@
 //! [`with_cleanup`]. The GNU C library also runs what is registered when a signal handler leaves
 //! the call by longjmp(3).
 //!
-//! Addresses of futexes are the kernel's to check: it neither writes nor follows them.
+//! Addresses of futexes are the kernel's to check: it reads the words, and never writes them.
 
 use core::ffi::{c_int, c_long, c_void};
 use core::mem::MaybeUninit;

@@ -114,7 +114,7 @@ unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t
 }
 
 /// # Safety
-/// As above.
+/// `buf` is as for rrecv(3), or rread(3).
 #[cold]
 #[inline(never)]
 unsafe fn receive_any<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
@@ -193,7 +193,7 @@ unsafe fn send<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t
 }
 
 /// # Safety
-/// As above.
+/// `buf` is as for rsend(3), or rwrite(3).
 #[cold]
 #[inline(never)]
 unsafe fn send_any<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {

@@ -21,7 +21,7 @@ unsafe extern "C" {
 }
 
 /// How long a host may take to answer by RDMA in automatic mode, in milliseconds.
-const DEFAULT_TIMEOUT: c_int = 250;
+pub const DEFAULT_TIMEOUT: c_int = 250;
 /// How long an outcome is remembered in automatic mode, in seconds.
 const DEFAULT_REMEMBER: c_int = 60;
 

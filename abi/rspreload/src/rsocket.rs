@@ -151,8 +151,8 @@ pub fn bytes(inner: c_int, option: c_int) -> Result<c_int, c_int> {
     errno::keeping(bytes).map(|(bytes, _)| bytes)
 }
 
-/// The connections that a listener, which answers no more requests from now on, has for accept. 0 if
-/// librdmacm does not tell.
+/// Makes a listener answer no more requests. Returns the connections that it still has for accept,
+/// also those in the handshake; 0 if librdmacm does not tell.
 pub fn last_connections(inner: c_int) -> c_int {
     library_option(inner, base::private::LAST_CONNECTIONS).unwrap_or(0)
 }

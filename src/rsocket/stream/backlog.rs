@@ -109,7 +109,7 @@ pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     answers_from: Option<Instant>,
     /// Requests that were not answered yet, oldest first.
     waiting: VecDeque<R>,
-    /// Requests are rejected: the listener is about to be closed.
+    /// Requests are not answered: the listener is about to be closed.
     is_ending: bool,
     /// Number of turns since the last answer.
     reading_turns: u32,
@@ -157,7 +157,7 @@ impl<S: Handshake, R> Listening<S, R> {
     }
 
     /// Adds a request to those that wait for an answer. The oldest one is rejected if there are too
-    /// many, the new one without memory.
+    /// many, the new one without memory, or if the listener answers no more.
     pub fn add_waiting(&mut self, request: R) {
         if self.waiting_space() == 0 {
             self.waiting.pop_front();
@@ -244,14 +244,13 @@ impl<S: Handshake, R> Listening<S, R> {
 
     /// Returns whether requests wait for an answer.
     pub fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.is_ending && !self.waiting.is_empty()
     }
 
-    /// Rejects the requests that wait, and all that come. Returns the number of connections that
-    /// raccept(3) may return.
+    /// Requests are not answered from now on: closing the listener rejects those that wait. Returns
+    /// the number of connections that raccept(3) may return, also those in the handshake.
     pub fn answer_no_more(&mut self) -> usize {
         self.is_ending = true;
-        self.waiting.clear();
         self.answering + self.pending.len() + self.ready.len()
     }
 
@@ -344,9 +343,10 @@ impl<S: Handshake, R> Listening<S, R> {
         }
     }
 
-    /// An admitted request has been answered: it is added, or has failed.
+    /// An admitted request has been answered: it is added, or has failed. Perhaps it was admitted
+    /// before the listener was shut down and listened again.
     pub fn answered(&mut self) {
-        self.answering -= 1;
+        self.answering = self.answering.saturating_sub(1);
     }
 
     /// Adds a connection whose handshake begins. Returns it if there is no memory: the caller has
@@ -497,6 +497,9 @@ mod tests {
         assert_eq!((admitted.is_some(), listening.answer_no_more()), (true, 2));
         listening.answered();
         assert_eq!(listening.answer_no_more(), 1);
+        let mut another = Fixture::new(2, None);
+        another.answered();
+        assert_eq!(another.answer_no_more(), 0);
     }
 
     #[test]

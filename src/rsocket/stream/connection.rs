@@ -166,7 +166,7 @@ pub(super) struct Unconnected {
     inline_limit: u32,
 }
 
-/// See the module.
+/// A stream's QP with both halves, from the handshake on.
 #[derive(Debug)]
 pub(super) struct Connection {
     // Dropped in order, as above.

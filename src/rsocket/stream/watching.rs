@@ -76,9 +76,8 @@ pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
 pub(super) trait Starts: HoldsData {
     /// Returns whether the connection is new and the peer may send.
     fn is_starting(state: &Self::State) -> bool;
-    /// Makes the reactor call [`channel_is_readable`](channel_is_readable) at the
-    /// channel's next event, from the end of a pause on. If it cannot, the program's next call
-    /// notices the message.
+    /// Makes the reactor call [`channel_is_readable`] at the channel's next event, from the end of a
+    /// pause on. If it cannot, the program's next call notices the message.
     fn watch_soon(&self, state: &mut Self::State);
     /// Returns whether the reactor watches the channel, or will do so in a moment.
     fn is_watched(state: &Self::State) -> bool;

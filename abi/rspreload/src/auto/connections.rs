@@ -433,10 +433,12 @@ pub fn lend(inner: c_int) -> bool {
 }
 
 /// The process ends. Closes its numbers of connections that other processes may use, and waits up
-/// to two seconds until what was sent over them has been forwarded and has arrived. A connection
-/// that another process still has ends then, which nobody has asked for: by a reset.
+/// to two seconds until what was sent over them has been forwarded and has arrived. Then resets the
+/// connections that another process still has: their peers must not take this for an end in order.
 pub fn drain() {
     const TIME: c_int = 2_000;
+    /// For the end of this process's numbers to arrive at the tokens.
+    const MOMENT: c_int = 20;
     table::each(|fd, entry| {
         let is_own = match entry.kind {
             Kind::Forwarded => slot_of(entry).is_some_and(Slot::is_own),
@@ -448,15 +450,19 @@ pub fn drain() {
     });
     let others = || USED.each().filter(|&index| FORKED.has(index) && !has_ended(token(index)));
     let is_sending = |index| rsocket::bytes(inner(index), base::private::UNSENT_BYTES).is_ok_and(|bytes| bytes > 0);
-    let is_busy = || USED.each().filter_map(shared::slot).any(Slot::is_wanted) || others().any(is_sending);
-    let end = Deadline::after(TIME);
-    while is_busy() && end.left() > 0 {
-        sockets::sleep_ms(1);
-    }
+    let is_forwarding = || USED.each().filter_map(shared::slot).any(Slot::is_wanted);
+    let until = |time, condition: &dyn Fn() -> bool| {
+        let end = Deadline::after(time);
+        while !condition() && end.left() > 0 {
+            sockets::sleep_ms(1);
+        }
+    };
+    until(TIME, &|| !is_forwarding() && !others().any(is_sending));
+    until(MOMENT, &|| others().next().is_none());
     others().for_each(|index| rsocket::reset_when_closed(inner(index)));
 }
 
-/// Whether no process has the other end of a token.
+/// Whether every process has closed the other end of a token.
 fn has_ended(token: c_int) -> bool {
     let mut token = libc::pollfd { fd: token, events: libc::POLLRDHUP, revents: 0 };
     kernel::poll(core::slice::from_mut(&mut token), 0) > 0

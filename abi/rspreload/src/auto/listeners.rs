@@ -12,7 +12,7 @@ use super::connections;
 use super::log::{self, Reason};
 use super::{route, shared, thread};
 use crate::process::Deadline;
-use crate::sockets::{AtomicName, Name, kernel, rdma};
+use crate::sockets::{self, AtomicName, Name, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::Lock;
 use crate::{config, epoll::members, errno, rsocket, rsocket_abi, tcp};
@@ -278,19 +278,22 @@ impl Listener {
     }
 
     /// Sends the tokens of the last connections, before the rsockets are closed. Waits for
-    /// handshakes that are answered: their peers may be connected from their point of view.
+    /// handshakes that are answered: their peers may be connected from their point of view. Other
+    /// listeners wait meanwhile, for at most as long as a client does by default.
     fn send_last_tokens(&self) {
-        /// As long as a client waits for its attempt, in milliseconds.
-        const TIME: c_int = 250;
-        const MOMENT: c_int = 10;
-        let end = Deadline::after(TIME);
-        for inner in self.rsockets() {
-            let mut entry = [libc::pollfd { fd: inner, events: libc::POLLIN, revents: 0 }];
-            while rsocket::last_connections(inner) > 0 && end.left() > 0 {
-                if rdma::poll(&mut entry, MOMENT) > 0 {
+        let end = Deadline::after(config::DEFAULT_TIMEOUT);
+        loop {
+            let left: c_int = self.rsockets().map(rsocket::last_connections).sum();
+            for inner in self.rsockets() {
+                let mut entry = [libc::pollfd { fd: inner, events: libc::POLLIN, revents: 0 }];
+                if rdma::poll(&mut entry, 0) > 0 {
                     self.send_tokens(inner, || true);
                 }
             }
+            if left == 0 || end.left() == 0 {
+                return;
+            }
+            sockets::sleep_ms(1);
         }
     }
 

@@ -22,7 +22,7 @@ use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENT
 use crate::verbs::ibv_pd;
 use crate::verbs::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
 
-/// See the module.
+/// The half that receives: its CQ, rings and flow control.
 #[derive(Debug)]
 pub(super) struct ReceiveSide {
     cq: CompletionQueue,

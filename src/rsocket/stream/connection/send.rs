@@ -62,7 +62,7 @@ impl ControlData {
     }
 }
 
-/// See the module.
+/// The half that sends: its CQ, buffer and flow control, and what is known of the peer's memory.
 #[derive(Debug)]
 pub(super) struct SendSide {
     pub cq: CompletionQueue,
@@ -446,7 +446,7 @@ fn first_size_for(len: usize, first_size: u32) -> u32 {
     }
 }
 
-/// See the module.
+/// The memory from which messages go that are not inline.
 #[derive(Debug)]
 pub(super) struct SendBuffer {
     memory: Option<Memory>,
