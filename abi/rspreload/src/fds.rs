@@ -233,7 +233,7 @@ fn is_stale(fd: c_int, entry: Entry) -> bool {
 
 /// Whether `fd` is a descriptor of librdmacm's or of this library's own, which must survive
 /// programs that close every number there is.
-#[cold]
+#[inline]
 pub fn is_library(fd: c_int) -> bool {
     open_fds::has(fd) || rsocket::is_library_fd(fd)
 }

@@ -77,6 +77,7 @@ pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Option<T> {
 
 /// Whether librdmacm has marked `fd` as its own; `None` if it does not tell. The program may have
 /// closed the number and got it again, past this library.
+#[inline]
 fn has_mark(fd: c_int) -> Option<bool> {
     let words = MARK_WORDS.load(Ordering::Acquire);
     let marks = Marks { words, count: MARK_COUNT.load(Ordering::Relaxed) };
@@ -93,9 +94,14 @@ pub fn seems_library_fd(fd: c_int) -> bool {
 ///
 /// Only our librdmacm knows the options. With another one the calls fail, and every descriptor
 /// counts as the program's.
-#[cold]
+#[inline]
 pub fn is_library_fd(fd: c_int) -> bool {
-    has_mark(fd) != Some(false) && library_option::<c_int>(fd, base::private::IS_OWN) == Some(1)
+    has_mark(fd) != Some(false) && is_own_of_library(fd)
+}
+
+#[cold]
+fn is_own_of_library(fd: c_int) -> bool {
+    library_option::<c_int>(fd, base::private::IS_OWN) == Some(1)
 }
 
 /// Disconnects the rsockets that the program has not closed, after what they still have to send.

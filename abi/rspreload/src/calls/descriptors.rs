@@ -149,7 +149,8 @@ exports! {
     /// close(2). The rsocket is closed while its number is still taken: otherwise another thread
     /// could get the number, and lose its entry.
     safe fn close(fd: c_int) -> c_int {
-        if table::any() { close_known(fd) } else { close_kernel(fd) }
+        let is_kernels = !table::any() || table::get(fd).is_none() && !fds::is_library(fd);
+        if is_kernels { close_kernel(fd) } else { close_known(fd) }
     }
 }
 
