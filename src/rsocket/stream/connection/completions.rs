@@ -161,7 +161,8 @@ impl Connection {
     }
 
     /// Returns whether there is something to do without a completion of the receive CQ.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
+    #[inline(always)]
     pub fn needs_attention(&self) -> bool {
         self.needs_send_completions() || !self.channel.notices_messages() && self.is_starting()
     }
