@@ -2,6 +2,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::errno;
+
 /// RLIMIT_NOFILE: one more than the highest number that the process may have now, and that it may
 /// ask for. Returns `None` if the kernel does not tell.
 pub fn limits() -> Option<libc::rlimit> {
@@ -14,12 +16,8 @@ pub fn limits() -> Option<libc::rlimit> {
 /// Returns the limit before. Leaves `errno` alone.
 fn replace(limit: libc::rlimit) -> libc::rlimit {
     let mut before = limit;
-    // SAFETY: live structures; the C library's errno of this thread.
-    unsafe {
-        let errno = *libc::__errno_location();
-        libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const limit, &raw mut before);
-        *libc::__errno_location() = errno;
-    }
+    // SAFETY: live structures.
+    errno::keeping(|| unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const limit, &raw mut before) });
     before
 }
 

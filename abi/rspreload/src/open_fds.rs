@@ -4,15 +4,15 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::mem;
 use core::ops::Range;
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicI64, AtomicU64};
 
 use base::raised_limit::{RaisedLimit, limits};
 
 use crate::memory::Plain;
 use crate::sockets::{self, kernel};
 use crate::table::Growing;
-use crate::{errno, next_symbol, process};
+use crate::{errno, next_symbol};
 
 /// The soft limit.
 pub fn limit() -> Option<libc::rlim_t> {
@@ -49,22 +49,8 @@ pub fn has_room(used: usize, forwarded: usize, few: bool) -> bool {
     (used * DESCRIPTORS) as libc::rlim_t <= share && forwarded as libc::rlim_t <= limit.rlim_cur / 4
 }
 
-/// Whether the process has an instance of io_uring, by which it may use its sockets past this
-/// library. The answer may be a second old. Numbers that are known not to be one are not looked at.
-pub fn has_ring(is_known: impl Fn(c_int) -> bool) -> bool {
-    static KNOWN: AtomicI64 = AtomicI64::new(i64::MIN);
-    /// In place of the last bit of the time.
-    const HAS: i64 = 1;
-    let (known, now) = (KNOWN.load(Relaxed), process::now());
-    if known.saturating_add(1_000_000_000) > now {
-        return known & HAS != 0;
-    }
-    let found = find_ring(is_known);
-    KNOWN.store(now & !HAS | i64::from(found), Relaxed);
-    found
-}
-
-fn find_ring(is_known: impl Fn(c_int) -> bool) -> bool {
+/// Looks for an instance of io_uring among the numbers that are not known to be something else.
+pub fn find_ring(is_known: impl Fn(c_int) -> bool) -> bool {
     const NAME: &[u8] = b"anon_inode:[io_uring]";
     let mut found = false;
     each(0..c_int::MAX, |fd| {
@@ -246,16 +232,6 @@ mod tests_of_open_fds {
     fn relayed_connections_leave_room_in_the_limit() {
         let quarter = limit().unwrap() as usize / 4;
         assert!(has_room(0, quarter, false) && !has_room(0, quarter + 1, false) && !has_room(usize::MAX / 4, 0, false));
-    }
-
-    #[test]
-    fn a_ring_is_found_within_a_second() {
-        // SAFETY: the structure of 120 bytes is writable.
-        let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, [0_u64; 15].as_mut_ptr()) };
-        while ring >= 0 && !has_ring(has) {
-            std::thread::yield_now();
-        }
-        assert_eq!((has_ring(has), find_ring(|_| true)), (ring >= 0, false));
     }
 }
 

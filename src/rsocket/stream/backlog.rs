@@ -325,18 +325,22 @@ impl<S: Handshake, R> Listening<S, R> {
     /// established are made available to raccept(3). Returns `None` if there is no slot: then the
     /// request waits if [`awaits_accept`](Self::awaits_accept), and is rejected otherwise.
     pub fn admit(&mut self) -> Option<(Slot, Option<Arc<S>>)> {
+        let admitted = self.take_slot();
+        self.answering += usize::from(admitted.is_some());
+        admitted
+    }
+
+    fn take_slot(&mut self) -> Option<(Slot, Option<Arc<S>>)> {
         self.pending.try_reserve(1).ok()?;
         loop {
             let own = self.pending.len() + self.ready.len();
             if own < self.backlog
                 && let Some(slot) = Slot::take(own)
             {
-                self.answering += 1;
                 return Some((slot, None));
             }
             let (oldest, slot, _) = self.pending.pop_front()?;
             if oldest.evict() || self.ready.try_reserve(1).is_err() {
-                self.answering += 1;
                 return Some((slot, Some(oldest)));
             }
             self.ready.push_back((oldest, slot));

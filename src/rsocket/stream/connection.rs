@@ -298,10 +298,11 @@ impl Connection {
         self.counters().map_or((0, 0), |counters| (read(&counters.sent_bytes), read(&counters.read_bytes)))
     }
 
-    /// Returns the number of bytes that are sent and not acknowledged.
+    /// Returns the number of bytes that are sent and not acknowledged; 0 after a failure, when none
+    /// will be.
     pub fn unsent(&mut self) -> u32 {
         self.reap_send_cq();
-        self.send.flow.used()
+        if self.failure().is_some() { 0 } else { self.send.flow.used() }
     }
 
     /// Counts a call that has to wait before it can send.

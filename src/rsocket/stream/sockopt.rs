@@ -48,8 +48,7 @@ impl Stream {
                 Ok(Value::int(c_int::try_from(available).unwrap_or(c_int::MAX)))
             }
             (base::private::LEVEL, base::private::UNSENT_BYTES) => {
-                let connection = state.connection.as_mut().filter(|connection| connection.failure().is_none());
-                let unsent = connection.map_or(0, |connection| connection.unsent());
+                let unsent = state.connection.as_mut().map_or(0, |connection| connection.unsent());
                 Ok(Value::int(c_int::try_from(unsent).unwrap_or(c_int::MAX)))
             }
             (base::private::LEVEL, base::private::LAST_CONNECTIONS) => {

@@ -442,7 +442,10 @@ pub fn drain() {
     table::each(|fd, entry| {
         let is_own = match entry.kind {
             Kind::Forwarded => slot_of(entry).is_some_and(Slot::is_own),
-            _ => is_auto(entry) && !entry.is_inherited() && index_of(entry.inner).is_some_and(|at| FORKED.has(at)),
+            Kind::Socket => {
+                is_auto(entry) && !entry.is_inherited() && index_of(entry.inner).is_some_and(|at| FORKED.has(at))
+            }
+            _ => false,
         };
         if is_own && table::replace(fd, Some(entry), None) {
             next_symbol::close(fd);

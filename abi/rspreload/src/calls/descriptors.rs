@@ -149,14 +149,16 @@ exports! {
     /// close(2). The rsocket is closed while its number is still taken: otherwise another thread
     /// could get the number, and lose its entry.
     safe fn close(fd: c_int) -> c_int {
-        let is_kernels = !table::any() || table::get(fd).is_none() && !fds::is_library(fd);
-        if is_kernels { close_kernel(fd) } else { close_known(fd) }
+        if table::any() && table::get(fd).is_some() { close_known(fd) } else { close_unknown(fd) }
     }
 }
 
-/// close(2) of a descriptor of the kernel's.
+/// close(2) of a number without an entry: the kernel's, or one of the library's own.
 #[inline(always)]
-fn close_kernel(fd: c_int) -> c_int {
+fn close_unknown(fd: c_int) -> c_int {
+    if table::any() && fds::is_library(fd) {
+        return errno::fail(EBADF);
+    }
     auto::log::before_close(fd);
     members::forget(fd);
     next_symbol::close(fd)
@@ -165,12 +167,7 @@ fn close_kernel(fd: c_int) -> c_int {
 #[inline(never)]
 fn close_known(fd: c_int) -> c_int {
     loop {
-        let Some(entry) = fds::current_entry(fd) else {
-            if fds::is_library(fd) {
-                return errno::fail(EBADF);
-            }
-            return close_kernel(fd);
-        };
+        let Some(entry) = fds::current_entry(fd) else { return close_unknown(fd) };
         if process::is_guest() {
             return next_symbol::close(fd);
         }
