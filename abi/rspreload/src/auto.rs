@@ -178,6 +178,9 @@ pub fn name_of(entry: Entry, is_peer: bool) -> Option<Name> {
 #[cold]
 fn use_forwarded(entry: Entry, how: Use) {
     if let Some(slot) = connections::slot_of(entry).filter(|slot| how == Use::Executed || !slot.is_wanted()) {
+        if slot.listener_port() == 0 {
+            route::used_by_child();
+        }
         slot.want(connections::generation_of(entry), how);
     }
 }

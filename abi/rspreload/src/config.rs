@@ -131,7 +131,7 @@ fn program() -> &'static [u8] {
 }
 
 /// Returns the number of bytes read, 0 if there is no such file.
-fn read_file(name: &CStr, text: &mut [u8]) -> usize {
+pub fn read_file(name: &CStr, text: &mut [u8]) -> usize {
     let mut len = 0;
     let fd = sockets::open(name, O_RDONLY);
     while let Some(rest) = text.get_mut(len..).filter(|rest| fd >= 0 && !rest.is_empty()) {

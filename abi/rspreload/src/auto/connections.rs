@@ -9,7 +9,7 @@ use libc::{EAGAIN, F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM
 
 use super::log::Reason;
 use super::shared::{Accepted, MAX_SLOTS, Slot, Use};
-use super::{log, shared, thread};
+use super::{log, route, shared, thread};
 use crate::memory::Plain;
 use crate::process::Deadline;
 use crate::sockets::{self, Name, kernel, rdma};
@@ -462,7 +462,12 @@ pub fn drain() {
     };
     until(TIME, &|| !is_forwarding() && !others().any(is_sending));
     until(MOMENT, &|| others().next().is_none());
-    others().for_each(|index| rsocket::reset_when_closed(inner(index)));
+    for index in others() {
+        if shared::slot(index).is_some_and(|slot| slot.listener_port() == 0) {
+            route::used_by_child();
+        }
+        rsocket::reset_when_closed(inner(index));
+    }
 }
 
 /// Whether every process has closed the other end of a token.

@@ -65,6 +65,7 @@ reasons! {
     NotPrepared => "vfork(2) and posix_spawn(3) need librspreload-full.so",
     Executed => "a program was executed with one of its connections",
     Elsewhere => "another process of the program accepts its connections",
+    UsedByChild => "a child of this command has used its parent's connection",
 }
 
 impl Reason {

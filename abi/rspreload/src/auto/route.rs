@@ -1,8 +1,8 @@
 //! Whether a connection may use RDMA: what rules, the socket, its route and the past say.
 //!
-//! What is remembered of destinations and of local addresses is in a hash table of words, each with
-//! an outcome, the second in which it expires, and a hash of the address. It is read and written
-//! without a lock. If two addresses have the same hash, which is improbable, a connection uses TCP
+//! What is remembered of destinations, local addresses and commands is in a hash table of words, each
+//! with an outcome, the second in which it expires, and a hash of its subject. It is read and written
+//! without a lock. If two subjects have the same hash, which is improbable, a connection uses TCP
 //! where it could use RDMA.
 
 use core::ffi::c_int;
@@ -89,6 +89,7 @@ pub fn ruled_out(to: &Name) -> Result<(), Reason> {
 /// Whether the connection of `fd` to an address that is not [ruled out](ruled_out) may use RDMA.
 pub fn allows_rdma(fd: c_int, to: &Name) -> Result<(), Reason> {
     Reason::Option.unless(!has_kernel_option(fd))?;
+    Reason::UsedByChild.unless(find(command()).is_none())?;
     let bound = bound(fd).filter(|own| !own.address().is_unspecified());
     let own = bound.or_else(|| source(to)).ok_or(Reason::NoRoute)?;
     Reason::Loopback.unless(!own.address().is_loopback())?;
@@ -135,10 +136,13 @@ pub enum Outcome {
     Without,
     /// Rsockets can.
     With,
+    /// A child of a command has used the connection that its parent had made.
+    UsedByChild,
 }
 
 impl Outcome {
-    const ALL: [Outcome; 4] = [Outcome::Silent, Outcome::Rejected, Outcome::Without, Outcome::With];
+    const ALL: [Outcome; 5] =
+        [Outcome::Silent, Outcome::Rejected, Outcome::Without, Outcome::With, Outcome::UsedByChild];
 }
 
 /// What an outcome is remembered of.
@@ -150,46 +154,70 @@ pub enum Subject {
     Beyond(IpAddr),
     Port(IpAddr, u16),
     Local(IpAddr),
+    /// A command, by a hash of its words.
+    Command(u64),
 }
 
 /// Entries, and how many of them one hash may use.
 pub const MAX_REMEMBERED: usize = 1024;
 const WAYS: usize = 4;
-/// A word: the hash's upper bits, two bits for the outcome, and the second.
+/// A word: the hash's upper bits, three bits for the outcome, and the second.
 const TIME_BITS: u32 = 24;
-const HASH_SHIFT: u32 = TIME_BITS + 2;
+const OUTCOME_BITS: u32 = 3;
+const HASH_SHIFT: u32 = TIME_BITS + OUTCOME_BITS;
 const TIME: u64 = (1 << TIME_BITS) - 1;
 
 static WORDS: [AtomicU64; MAX_REMEMBERED] = [const { AtomicU64::new(0) }; MAX_REMEMBERED];
 
 fn hash(subject: Subject) -> u64 {
-    let (kind, address, port) = match subject {
-        Subject::Host(address) => (1, address, 0),
-        Subject::Port(address, port) => (2, address, port),
-        Subject::Local(address) => (3, address, 0),
-        Subject::Beyond(address) => (4, address, 0),
-    };
-    let address = match address {
+    let bits = |address| match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
         IpAddr::V6(address) => address.to_bits(),
     };
-    // The steps of FNV-1a, with larger pieces; the last one spreads what the addresses' last bits
-    // have changed.
-    let mut hash = 0xCBF2_9CE4_8422_2325_u64;
-    for piece in [kind, u64::from(port), (address >> 64) as u64, address as u64] {
-        hash = (hash ^ piece).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        hash ^= hash >> 29;
-    }
-    hash
+    let (kind, subject, port) = match subject {
+        Subject::Host(address) => (1, bits(address), 0),
+        Subject::Port(address, port) => (2, bits(address), port),
+        Subject::Local(address) => (3, bits(address), 0),
+        Subject::Beyond(address) => (4, bits(address), 0),
+        Subject::Command(command) => (5, u128::from(command), 0),
+    };
+    hash_of([kind, u64::from(port), (subject >> 64) as u64, subject as u64])
 }
 
-/// What is remembered of hosts that do not answer is shared by the user's processes: a program that
-/// makes one connection would wait each time.
+/// The steps of FNV-1a, with larger pieces; the last step of each spreads what the last bits of an
+/// address have changed.
+fn hash_of(pieces: impl IntoIterator<Item = u64>) -> u64 {
+    pieces.into_iter().fold(0xCBF2_9CE4_8422_2325, |hash: u64, piece| {
+        let hash = (hash ^ piece).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash ^ hash >> 29
+    })
+}
+
+/// The command of this process: the words with which it was started, when it connected first.
+fn command() -> Subject {
+    static COMMAND: AtomicU64 = AtomicU64::new(0);
+    if COMMAND.load(Ordering::Relaxed) == 0 {
+        let mut words = [0; 1024];
+        let len = errno::keeping(|| config::read_file(c"/proc/self/cmdline", &mut words));
+        COMMAND.store(hash_of(words[..len].iter().map(|&byte| u64::from(byte))) | 1, Ordering::Relaxed);
+    }
+    Subject::Command(COMMAND.load(Ordering::Relaxed))
+}
+
+/// A child uses a connection that its parent has made. The connection ends with the parent, so the
+/// next ones of this command are TCP's.
+#[cold]
+pub fn used_by_child() {
+    store(command(), Outcome::UsedByChild, longest(Outcome::UsedByChild));
+}
+
+/// What is remembered of hosts that do not answer and of commands is shared by the user's processes:
+/// a program that makes one connection would wait, or lose it, each time.
 static SHARED: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 
 fn words_for(subject: Subject, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
     let first = hash as usize % (MAX_REMEMBERED / WAYS) * WAYS;
-    let shared = if matches!(subject, Subject::Host(_)) { shared() } else { None };
+    let shared = if matches!(subject, Subject::Host(_) | Subject::Command(_)) { shared() } else { None };
     shared.unwrap_or(&WORDS)[first..first + WAYS].iter()
 }
 
@@ -237,12 +265,22 @@ fn second() -> u64 {
 /// are remembered, or a word that has expired would count again half a turn later.
 fn is_current(word: u64, now: u64) -> bool {
     let left = (word & TIME).wrapping_sub(now) & TIME;
-    word != 0 && (1..=remembered()).contains(&left)
+    word != 0 && (1..=longest(outcome(word))).contains(&left)
 }
 
-/// How long an outcome is remembered, in seconds.
-fn remembered() -> u64 {
-    (config::remember() as u64).min(TIME / 2)
+/// The outcome of a word.
+fn outcome(word: u64) -> Outcome {
+    let number = word >> TIME_BITS & ((1 << OUTCOME_BITS) - 1);
+    Outcome::ALL.get(number as usize).copied().unwrap_or(Outcome::Silent)
+}
+
+/// How long an outcome is remembered, in seconds: as the configuration says, and for three weeks
+/// what would cost a connection to find out again.
+fn longest(outcome: Outcome) -> u64 {
+    match (outcome, (config::remember() as u64).min(TIME / 2)) {
+        (Outcome::UsedByChild, 1..) => 21 * 24 * 3600,
+        (_, configured) => configured,
+    }
 }
 
 /// Returns what is remembered.
@@ -250,20 +288,17 @@ pub fn find(subject: Subject) -> Option<Outcome> {
     let (hash, now) = (hash(subject), second());
     let mut words = words_for(subject, hash).map(|word| word.load(Ordering::Relaxed));
     let word = words.find(|&word| word >> HASH_SHIFT == hash >> HASH_SHIFT && is_current(word, now))?;
-    Some(Outcome::ALL[(word >> TIME_BITS) as usize % Outcome::ALL.len()])
+    Some(outcome(word))
 }
 
 /// Remembers an outcome for as long as the configuration says.
 pub fn remember(subject: Subject, outcome: Outcome) {
-    remember_for(remembered(), subject, outcome);
+    remember_for(TIME, subject, outcome);
 }
 
 /// Remembers an outcome for so many seconds at most.
 pub fn remember_for(most: u64, subject: Subject, outcome: Outcome) {
-    let seconds = remembered().min(most);
-    if seconds > 0 {
-        store(subject, outcome, seconds);
-    }
+    store(subject, outcome, longest(outcome).min(most));
 }
 
 fn store(subject: Subject, outcome: Outcome, seconds: u64) {
@@ -329,6 +364,18 @@ mod tests_of_remembered {
         assert_eq!(find(Subject::Host(IpAddr::from([10, 0, 0, 1]))), None);
         store(port, Outcome::Silent, 0);
         assert_eq!(find(port), None);
+    }
+
+    #[test]
+    fn a_command_is_remembered_for_longer() {
+        let week = 7 * 24 * 3600;
+        let (one, other) = (Subject::Command(7), Subject::Command(8));
+        store(one, Outcome::UsedByChild, week);
+        store(other, Outcome::Silent, week);
+        assert_eq!((find(one), find(other)), (Some(Outcome::UsedByChild), None));
+        assert_eq!(find(command()), None);
+        used_by_child();
+        assert_eq!(find(command()), Some(Outcome::UsedByChild));
     }
 
     #[test]
