@@ -54,10 +54,10 @@ names! {
 impl Errno {
     /// Runs a call that leaves the thread's errno alone if it succeeds.
     #[inline]
-    pub fn keeping<T>(call: impl FnOnce() -> Option<Result<T>>) -> Option<Result<T>> {
+    pub fn keeping<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = base::errno::get();
         let result = call();
-        if let Some(Ok(_)) = result {
+        if result.is_ok() {
             base::errno::set(before);
         }
         result

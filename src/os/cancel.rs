@@ -19,7 +19,7 @@
 //! system call that it stands for: otherwise a thread that only sends would never end.
 //!
 //! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`],
-//! nor does an rrecv that has found nothing and sleeps. They make only the system calls of
+//! nor do an rrecv, and an rpoll of one stream, that have found nothing and sleep. They make only the system calls of
 //! libibverbs, with cancellation disabled ([`disabled`]): write(2), which notifies software devices
 //! of work, is a cancellation point.
 //!

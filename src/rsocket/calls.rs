@@ -13,7 +13,7 @@ pub use super::dgram::ReceivedMessage;
 use super::epoll::Epoll;
 use super::pollable::{Lookup, Pollable};
 use super::stream::{self, Received, Stream, Value};
-use super::table::{Pinned, Table};
+use super::table::Table;
 use super::{pinned_budget, poll, process, reactor};
 use crate::diag::{self, Endpoints};
 use crate::errno::{Errno, Result};
@@ -213,11 +213,14 @@ pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_in
     match unsafe { socket.receive_at_once(start, len, flags) } {
         Received::Data(len) => Some(Ok(len)),
         Received::Unusual => None,
+        Received::WouldBlock => Some(Err(Errno::EAGAIN)),
         Received::Nothing => {
+            // A pin does not last while the call waits.
+            let stream = Arc::clone(socket);
+            drop(pinned);
             // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller; this thread has
             // locked the stream.
-            match unsafe { receive_locked(pinned, start, len, flags) } {
-                NOT_RECEIVED => None,
+            match unsafe { receive_locked(stream, start, len, flags) } {
                 done @ 0.. => Some(Ok(done as usize)),
                 error => Some(Err(Errno::new(-error as c_int))),
             }
@@ -225,24 +228,17 @@ pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_in
     }
 }
 
-/// The call needs [`receive`].
-const NOT_RECEIVED: isize = isize::MIN;
-
-/// Continues a call that has found no data. Returns the number of bytes, a negative errno, or
-/// [`NOT_RECEIVED`]: one word, which passes in a register.
+/// Continues a call that has found no data. Returns the number of bytes or a negative errno: one
+/// word, which passes in a register.
 ///
 /// # Safety
 /// `len` bytes at `start` are writable. This thread has locked the stream.
 #[inline(never)]
-unsafe fn receive_locked(pinned: Pinned<'_, Object>, start: *mut u8, len: usize, flags: c_int) -> isize {
-    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return NOT_RECEIVED };
-    // A pin does not last while the call waits.
-    let stream = Arc::clone(socket);
-    drop(pinned);
+unsafe fn receive_locked(stream: Arc<Stream>, start: *mut u8, len: usize, flags: c_int) -> isize {
     // SAFETY: `len` bytes at `start` are writable, and this thread has locked the stream:
     // guaranteed by the caller.
     let result = Errno::keeping(|| unsafe { stream.receive_locked(start, len, flags) });
-    result.map_or(NOT_RECEIVED, |done| done.map_or_else(|error| -(error.get() as isize), |len| len as isize))
+    result.map_or_else(|error| -(error.get() as isize), |len| len as isize)
 }
 
 /// rrecvmsg(3) and related calls.

@@ -17,7 +17,7 @@ use super::poll_waiter::{Spinning, Waiting};
 use super::pollable::{Lookup, Pollable, Watcher, reported, wanted};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::SmallList;
-use crate::os::cancel::{in_waiting_call, sleep, with_cleanup};
+use crate::os::cancel::{self, in_call, sleep, with_cleanup};
 use crate::os::event::{self, Deadline};
 
 /// Number of descriptors that are handled without allocation.
@@ -35,7 +35,7 @@ static SPINNING: Spinning = Spinning::new();
 pub fn poll<L: Lookup>(lookup: &L, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
     match ready_now(lookup, fds)? {
         Some(ready) if ready > 0 || timeout == 0 => Ok(count(ready)),
-        _ => in_waiting_call(|| wait(lookup, fds, Deadline::after_ms(timeout))),
+        _ => wait(lookup, fds, Deadline::after_ms(timeout)),
     }
 }
 
@@ -43,17 +43,22 @@ pub fn poll<L: Lookup>(lookup: &L, fds: &mut [pollfd], timeout: c_int) -> Result
 pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
     match ready_now(lookup, fds)? {
         Some(ready) if ready > 0 || deadline.passed() => Ok(count(ready)),
-        _ => in_waiting_call(|| wait(lookup, fds, deadline)),
+        _ => wait(lookup, fds, deadline),
     }
 }
 
 /// Slow path: no rsocket was ready, or there are other descriptors, or none.
 fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
+    cancel::test();
     if let [fd] = fds
         && let Some(ready) = wait_alone(lookup, fd, deadline)
     {
         return ready.map(count);
     }
+    in_call(|| wait_for_all(lookup, fds, deadline))
+}
+
+fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
     let mut members = SmallList::<Member, INLINE_FDS>::new();
     let (mut any, mut others) = (false, false);
     for fd in fds.iter_mut() {

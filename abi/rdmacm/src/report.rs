@@ -152,8 +152,7 @@ fn marked<T>(call: Call, failed: T, run: impl FnOnce() -> std::result::Result<T,
 }
 
 fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
-    // SAFETY: the address of this thread's errno, to the end of the thread.
-    let errno = unsafe { &*libc::__errno_location().cast::<Cell<c_int>>() };
+    let errno = errno();
     let before = errno.get();
     match run() {
         Ok(value) => {
@@ -166,6 +165,21 @@ fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)
             value
         }
     }
+}
+
+/// Fails with `EAGAIN`: the usual failure of event loops, which takes nothing else. A cancellation
+/// point.
+#[inline(never)]
+pub fn would_block() -> c_int {
+    cancel::test();
+    errno().set(libc::EAGAIN);
+    -1
+}
+
+/// The thread's errno.
+fn errno() -> &'static Cell<c_int> {
+    // SAFETY: its address is valid to the end of the thread, in which the reference stays.
+    unsafe { &*libc::__errno_location().cast() }
 }
 
 #[cold]

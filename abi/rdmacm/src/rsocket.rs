@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use libc::{epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
-use rdmacm_core::diag::probes;
+use rdmacm_core::diag::{self, probes};
 use rdmacm_core::errno::Result;
 use rdmacm_core::ffi::rfcntl_argument;
 use rdmacm_core::os::cancel;
@@ -15,7 +15,7 @@ use rdmacm_core::rsocket::calls;
 use rdmacm_core::{Errno, rsocket as core};
 
 use crate::args::{buffer, buffers, name_out, required_bytes};
-use crate::report::{Call, report, report_quick, report_unmarked, report_waiting};
+use crate::report::{Call, report, report_quick, report_unmarked, report_waiting, would_block};
 
 /// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK
 /// and SOCK_CLOEXEC.
@@ -107,6 +107,7 @@ unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t
                 probes::rs_recv(socket, done);
                 done as ssize_t
             }
+            Some(Err(Errno::EAGAIN)) if !diag::is_on() => would_block() as ssize_t,
             Some(Err(error)) => receive_failed::<READ>(socket, error),
             None => receive_any::<READ>(socket, buf, len, flags),
         }

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::ffi::c_int;
+use std::mem;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,6 +50,8 @@ pub(super) enum Call {
     Service,
     /// The timer has expired.
     Expired,
+    /// The second descriptor is readable.
+    Channel,
 }
 
 /// What a thread calls.
@@ -68,11 +71,13 @@ pub(super) struct Registration {
     /// The epoll reports these events, unless `is_job` is set.
     pub is_enabled: bool,
     /// By [`Call`]: a job of the worker is queued, or in progress.
-    is_job: [bool; 2],
+    is_job: [bool; 3],
     /// Number of times in a row that the service was busy.
     busy: u32,
     /// The descriptor of [`watch_channel`](super::watch_channel), and whether the epoll has it.
     pub second: Option<(c_int, bool)>,
+    /// The second descriptor was readable when the service was busy, and is not watched.
+    was_readable: bool,
     pub service: Arc<dyn Service>,
     /// The time of each kind of timer that is set, and its number.
     pub times: [Option<(Instant, u64)>; TIMERS],
@@ -86,9 +91,10 @@ impl Registration {
             fd,
             events: libc::EPOLLIN as u32,
             is_enabled,
-            is_job: [false; 2],
+            is_job: [false; 3],
             busy: 0,
             second: None,
+            was_readable: false,
             service,
             times: [None; TIMERS],
         }
@@ -118,7 +124,7 @@ pub(super) enum Timer {
     Expires,
     /// The descriptor, which is disabled, is enabled again.
     Resumes,
-    /// The second descriptor is watched.
+    /// The second descriptor is watched, or the service called for it again.
     Watches,
 }
 
@@ -187,7 +193,7 @@ impl Reactor {
         if registration.role == Role::Events {
             return Some(registration.due(key, call));
         }
-        if std::mem::replace(&mut registration.is_job[call as usize], true) {
+        if mem::replace(&mut registration.is_job[call as usize], true) {
             return None;
         }
         if !self.has_worker {
@@ -216,6 +222,13 @@ impl Reactor {
     /// after a pause: the descriptor stays readable, and others must not wait.
     pub fn finished(&mut self, key: Key, call: Call, done: bool) {
         let Some(registration) = self.registrations.get_mut(&key) else { return };
+        if call == Call::Channel {
+            if !done {
+                registration.was_readable = true;
+                self.set_after(key, Timer::Watches, 4 * BUSY_PAUSE);
+            }
+            return;
+        }
         let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
         registration.busy = if done { 0 } else { registration.busy.saturating_add(1) };
         match call {
@@ -226,13 +239,23 @@ impl Reactor {
                 }
             }
             Call::Expired if !done => self.set_after(key, Timer::Expires, pause),
-            Call::Expired => {}
+            Call::Expired | Call::Channel => {}
         }
     }
 
-    /// The service of the second descriptor was busy.
-    pub fn watch_again(&mut self, key: Key) {
-        self.set_after(key, Timer::Watches, 4 * BUSY_PAUSE);
+    /// Returns the call for the second descriptor, which is readable.
+    pub fn channel_due(&mut self, key: Key) -> Option<Due> {
+        Some(self.registrations.get_mut(&key)?.due(key, Call::Channel))
+    }
+
+    /// The pause before the second descriptor is watched is over. Returns a call that is made
+    /// instead: the service was busy. Not by watching again: its lock may be taken with each event.
+    pub fn watch_after_pause(&mut self, key: Key) -> Option<Due> {
+        if mem::take(&mut self.registrations.get_mut(&key)?.was_readable) {
+            return self.channel_due(key);
+        }
+        self.watch_now(key);
+        None
     }
 
     /// Makes the epoll report `wake`, or stops it.
@@ -258,7 +281,7 @@ impl Reactor {
         self.wake.fd.forget();
         // Dropping a service might take locks that the caller holds, and close descriptors of the
         // program.
-        std::mem::forget((self.registrations, self.timers));
+        mem::forget((self.registrations, self.timers));
     }
 
     pub fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {

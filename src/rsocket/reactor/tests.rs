@@ -13,11 +13,13 @@ use crate::os::event::EventFd;
 enum Call {
     Service,
     Expired,
+    Channel,
 }
 
 /// Reports each call, and is busy for the first ones.
 struct Reporter {
     event: EventFd,
+    channel: EventFd,
     calls: Mutex<Sender<Call>>,
     busy: AtomicUsize,
 }
@@ -25,8 +27,8 @@ struct Reporter {
 impl Reporter {
     fn new(busy: usize) -> (Arc<Reporter>, Receiver<Call>) {
         let (sender, receiver) = channel();
-        let event = EventFd::new().unwrap();
-        (Arc::new(Reporter { event, calls: Mutex::new(sender), busy: AtomicUsize::new(busy) }), receiver)
+        let [event, channel] = [(); 2].map(|()| EventFd::new().unwrap());
+        (Arc::new(Reporter { event, channel, calls: Mutex::new(sender), busy: AtomicUsize::new(busy) }), receiver)
     }
 
     fn register(self: &Arc<Self>, role: Role) -> Key {
@@ -58,6 +60,21 @@ impl Service for Reporter {
     fn expired(self: Arc<Self>, _: Key) -> bool {
         self.report(Call::Expired)
     }
+
+    fn on_channel_readable(self: Arc<Self>) -> bool {
+        self.channel.clear();
+        self.report(Call::Channel)
+    }
+}
+
+#[test]
+fn a_busy_service_is_called_for_its_channel_again_whoever_has_read_the_event() {
+    let (reporter, calls) = Reporter::new(2);
+    let key = reporter.register(Role::Events);
+    watch_channel(key, reporter.channel.as_raw_fd()).unwrap();
+    reporter.channel.raise();
+    assert_eq!(calls.recv(), Ok(Call::Channel));
+    unregister(key);
 }
 
 /// Blocks its thread until it is told to go on.
@@ -76,14 +93,14 @@ impl Service for Blocker {
     }
 }
 
-/// Runs `test` while the worker is blocked. Tests that need this run one after the other.
-fn with_blocked_setup(test: impl FnOnce()) {
+/// Runs `test` while the thread of a role is blocked. Tests that need this run one after the other.
+fn with_blocked(role: Role, test: impl FnOnce()) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap();
     let ((entered, is_entered), (go_on, may_go_on)) = (channel(), channel());
     let event = EventFd::new().unwrap();
     let blocker = Arc::new(Blocker { event, entered: Mutex::new(entered), may_go_on: Mutex::new(may_go_on) });
-    register(Role::Setup, blocker.event.as_raw_fd(), blocker.clone()).unwrap();
+    register(role, blocker.event.as_raw_fd(), blocker.clone()).unwrap();
     blocker.event.raise();
     is_entered.recv().unwrap();
     test();
@@ -92,7 +109,7 @@ fn with_blocked_setup(test: impl FnOnce()) {
 
 #[test]
 fn a_blocked_thread_delays_no_events() {
-    with_blocked_setup(|| {
+    with_blocked(Role::Setup, || {
         let (reporter, calls) = Reporter::new(0);
         let key = reporter.register(Role::Events);
         set_timer(key, Some(Instant::now()));
@@ -104,7 +121,7 @@ fn a_blocked_thread_delays_no_events() {
 
 #[test]
 fn events_and_timers_go_to_the_thread_of_the_new_role() {
-    with_blocked_setup(|| {
+    with_blocked(Role::Setup, || {
         let (reporter, calls) = Reporter::new(0);
         let key = reporter.register(Role::Setup);
         set_timer(key, Some(Instant::now()));
@@ -194,10 +211,10 @@ fn events_have_their_turn_among_many_timers() {
     let (reporter, calls) = Reporter::new(0);
     let others: Vec<_> = (0..MANY).map(|_| EventFd::new().unwrap()).collect();
     let mut keys = Vec::new();
-    with_blocked_setup(|| {
-        reporter.register(Role::Setup);
+    with_blocked(Role::Events, || {
+        reporter.register(Role::Events);
         for other in &others {
-            let key = register(Role::Setup, other.as_raw_fd(), reporter.clone()).unwrap();
+            let key = register(Role::Events, other.as_raw_fd(), reporter.clone()).unwrap();
             set_timer(key, Some(Instant::now()));
             keys.push(key);
         }
@@ -215,7 +232,7 @@ fn events_have_their_turn_among_many_descriptors_that_resume() {
     let (reporter, calls) = Reporter::new(0);
     let others: Vec<_> = (0..MANY).map(|_| EventFd::new().unwrap()).collect();
     let mut keys = Vec::new();
-    with_blocked_setup(|| {
+    with_blocked(Role::Setup, || {
         for other in &others {
             let key = register(Role::Setup, other.as_raw_fd(), reporter.clone()).unwrap();
             try_pause(key, Duration::ZERO);

@@ -116,24 +116,11 @@ fn handle_events(number: usize) {
 /// Handles an event that the epoll has reported.
 fn serve(number: usize, event: &libc::epoll_event) {
     let key = Key(event.u64 & !SECOND);
-    if event.u64 & SECOND == 0 {
-        let due = with(number, |reactor| {
-            reactor.is_waiting = false;
-            reactor.due(key, Call::Service)
-        });
-        due.into_iter().for_each(call);
-        return;
-    }
-    let service = with(number, |reactor| {
+    let due = with(number, |reactor| {
         reactor.is_waiting = false;
-        reactor.registrations.get(&key).map(|registration| registration.service.clone())
+        if event.u64 & SECOND == 0 { reactor.due(key, Call::Service) } else { reactor.channel_due(key) }
     });
-    if service.is_some_and(|service| !service.on_channel_readable()) {
-        with(number, |reactor| {
-            reactor.watch_again(key);
-            Some(())
-        });
-    }
+    due.into_iter().for_each(call);
 }
 
 /// Calls a service. A key is never used twice, so a later reactor does not know it.
@@ -142,6 +129,7 @@ fn call(due: Due) {
     let done = match call {
         Call::Service => service.service(key),
         Call::Expired => service.expired(key),
+        Call::Channel => service.on_channel_readable(),
     };
     if (is_noted || !done)
         && let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable())
@@ -167,7 +155,7 @@ fn next_expired(reactor: &mut Reactor, due: Instant) -> Option<Option<Due>> {
     let (key, kind) = reactor.take_expired(due)?;
     match kind {
         Timer::Resumes => reactor.resume(key),
-        Timer::Watches => reactor.watch_now(key),
+        Timer::Watches => return Some(reactor.watch_after_pause(key)),
         Timer::Expires => return Some(reactor.due(key, Call::Expired)),
     }
     Some(None)

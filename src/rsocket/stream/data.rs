@@ -63,6 +63,12 @@ impl Stream {
             && (state.expects_to_sleep(flags) || !self.process_completions(state))
             && state.available(false, 0) == 0
         {
+            if !state.waits_for_data() || len == 0 {
+                return Received::Unusual;
+            }
+            if state.returns_at_once(flags) {
+                return Received::WouldBlock;
+            }
             mem::forget(guard);
             return Received::Nothing;
         }
@@ -70,26 +76,19 @@ impl Stream {
         unsafe { state.read_available(start, len) }.map_or(Received::Unusual, Received::Data)
     }
 
-    /// Waits for data after [`receive_at_once`](Self::receive_at_once) has found none. Returns
-    /// `None` if the call needs the slow path.
+    /// Waits for data after [`receive_at_once`](Self::receive_at_once) has found none.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes. This thread has locked the stream.
     #[inline]
-    pub unsafe fn receive_locked(&self, start: *mut u8, len: usize, flags: c_int) -> Option<Result<usize>> {
+    pub unsafe fn receive_locked(&self, start: *mut u8, len: usize, flags: c_int) -> Result<usize> {
         // SAFETY: this thread has locked the stream, and forgotten the guard.
         let mut state = unsafe { self.state.resume() };
-        if !state.waits_for_data() || len == 0 {
-            return None;
-        }
-        if state.returns_at_once(flags) {
-            return Some(Err(Errno::EAGAIN));
-        }
         let mut wait = Wait::after(state.options.receive_timeout);
         let sleeps = mem::take(&mut state.sleeps);
         let (mut state, result) = self.sleep(state, &mut wait);
         if state.is_closed() {
-            return Some(Err(Errno::EBADF));
+            return Err(Errno::EBADF);
         }
         if state.sleeps > 0 {
             state.sleeps = sleeps.saturating_add(1);
@@ -99,16 +98,14 @@ impl Stream {
             cancel::test();
             state = self.lock();
         }
-        if let Err(error) = result_of_sleep(result, 0) {
-            return Some(Err(error));
-        }
+        result_of_sleep(result, 0)?;
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
         if let Some(done) = unsafe { state.read_available(start, len) } {
-            return Some(Ok(done));
+            return Ok(done);
         }
         let buffer = iovec { iov_base: start.cast(), iov_len: len };
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
-        Some(unsafe { self.receive_waiting(state, &[buffer], flags, wait) })
+        unsafe { self.receive_waiting(state, &[buffer], flags, wait) }
     }
 
     /// rrecv(3) and related calls: receives into `buffers`, in order. Returns the number of bytes,

@@ -75,6 +75,8 @@ pub struct Stream {
 pub enum Received {
     /// Data: the number of bytes that were copied.
     Data(usize),
+    /// Nothing yet, and the call does not wait.
+    WouldBlock,
     /// Nothing yet. The stream stays locked, for [`Stream::receive_locked`].
     Nothing,
     /// The call needs the slow path.

@@ -67,26 +67,21 @@ impl State {
         Conditions { available, space, read_ended, write_ended, error }.events(&self.phase)
     }
 
-    /// Fast path for polling many connections: returns whether none of the `wanted` events, no
-    /// error and no hang-up is pending.
-    #[inline]
-    fn is_quiet(&self, wanted: c_short) -> bool {
-        let Some(connection) = &self.connection else { return false };
-        matches!(self.phase, Phase::Connected)
-            && self.error.is_none()
-            && !(self.eof | self.shut_read | self.shut_write | self.handed_over)
-            && connection.available() == 0
-            && (wanted & OUT == 0 || !connection.can_send())
-    }
-
     /// Returns the pending events that are `wanted`, and those that poll(2) always reports.
     #[inline]
     pub(super) fn wanted(&self, wanted: c_short) -> c_short {
-        if self.is_quiet(wanted) { 0 } else { self.wanted_if_any(wanted) }
+        // The usual case.
+        if let (Phase::Connected, Some(connection), None) = (&self.phase, &self.connection, self.error)
+            && !(self.eof | self.shut_read | self.shut_write | self.handed_over)
+        {
+            let readable = if connection.available() > 0 { IN } else { 0 };
+            return wanted & if wanted & OUT != 0 && connection.can_send() { readable | OUT } else { readable };
+        }
+        self.wanted_at_end(wanted)
     }
 
     #[inline(never)]
-    fn wanted_if_any(&self, wanted: c_short) -> c_short {
+    fn wanted_at_end(&self, wanted: c_short) -> c_short {
         if self.handed_over && wanted & base::private::FORWARDER_EVENT == 0 {
             POLLNVAL
         } else {

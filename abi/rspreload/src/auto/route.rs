@@ -89,7 +89,7 @@ pub fn ruled_out(to: &Name) -> Result<(), Reason> {
 /// Whether the connection of `fd` to an address that is not [ruled out](ruled_out) may use RDMA.
 pub fn allows_rdma(fd: c_int, to: &Name) -> Result<(), Reason> {
     Reason::Option.unless(!has_kernel_option(fd))?;
-    Reason::UsedByChild.unless(find(command()).is_none())?;
+    Reason::UsedByChild.unless(!command().1)?;
     let bound = bound(fd).filter(|own| !own.address().is_unspecified());
     let own = bound.or_else(|| source(to)).ok_or(Reason::NoRoute)?;
     Reason::Loopback.unless(!own.address().is_loopback())?;
@@ -193,22 +193,29 @@ fn hash_of(pieces: impl IntoIterator<Item = u64>) -> u64 {
     })
 }
 
-/// The command of this process: the words with which it was started, when it connected first.
-fn command() -> Subject {
+/// The command of this process: a hash of the words with which it was started, and whether a child
+/// of the command has used its parent's connection before. Both as they are at the first connection.
+fn command() -> (Subject, bool) {
     static COMMAND: AtomicU64 = AtomicU64::new(0);
-    if COMMAND.load(Ordering::Relaxed) == 0 {
+    const IS_READ: u64 = 1;
+    const IS_KNOWN: u64 = 2;
+    let mut word = COMMAND.load(Ordering::Relaxed);
+    if word == 0 {
         let mut words = [0; 1024];
         let len = errno::keeping(|| config::read_file(c"/proc/self/cmdline", &mut words));
-        COMMAND.store(hash_of(words[..len].iter().map(|&byte| u64::from(byte))) | 1, Ordering::Relaxed);
+        word = hash_of(words[..len].iter().map(|&byte| u64::from(byte))) & !IS_KNOWN | IS_READ;
+        let known = if find(Subject::Command(word)).is_some() { IS_KNOWN } else { 0 };
+        word |= known;
+        COMMAND.store(word, Ordering::Relaxed);
     }
-    Subject::Command(COMMAND.load(Ordering::Relaxed))
+    (Subject::Command(word & !IS_KNOWN), word & IS_KNOWN != 0)
 }
 
-/// A child uses a connection that its parent has made. The connection ends with the parent, so the
-/// next ones of this command are TCP's.
+/// A child uses a connection that its parent has made. The connection ends with the parent, so those
+/// of the command are TCP's when it is started again.
 #[cold]
 pub fn used_by_child() {
-    store(command(), Outcome::UsedByChild, longest(Outcome::UsedByChild));
+    store(command().0, Outcome::UsedByChild, longest(Outcome::UsedByChild));
 }
 
 /// What is remembered of hosts that do not answer and of commands is shared by the user's processes:
@@ -373,9 +380,10 @@ mod tests_of_remembered {
         store(one, Outcome::UsedByChild, week);
         store(other, Outcome::Silent, week);
         assert_eq!((find(one), find(other)), (Some(Outcome::UsedByChild), None));
-        assert_eq!(find(command()), None);
+        let (command, is_known) = command();
+        assert_eq!((find(command), is_known), (None, false));
         used_by_child();
-        assert_eq!(find(command()), Some(Outcome::UsedByChild));
+        assert_eq!(find(command), Some(Outcome::UsedByChild));
     }
 
     #[test]
