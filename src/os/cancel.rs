@@ -19,9 +19,9 @@
 //! system call that it stands for: otherwise a thread that only sends would never end.
 //!
 //! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`],
-//! nor do an rrecv, and an rpoll of one stream, that have found nothing and sleep. They make only the system calls of
-//! libibverbs, with cancellation disabled ([`disabled`]): write(2), which notifies software devices
-//! of work, is a cancellation point.
+//! nor do an rrecv, and an rpoll of one stream, that have found nothing and sleep. They make only
+//! the system calls of libibverbs, with cancellation disabled ([`disabled`]): write(2), which
+//! notifies software devices of work, is a cancellation point.
 //!
 //! recv(2) and similar calls continue after a signal whose handler was installed with SA_RESTART,
 //! and fail with EINTR after any other. A call that sleeps in poll(2) is interrupted by both kinds,

@@ -380,10 +380,12 @@ mod tests_of_remembered {
         store(one, Outcome::UsedByChild, week);
         store(other, Outcome::Silent, week);
         assert_eq!((find(one), find(other)), (Some(Outcome::UsedByChild), None));
-        let (command, is_known) = command();
-        assert_eq!((find(command), is_known), (None, false));
+        let (command, _) = command();
         used_by_child();
         assert_eq!(find(command), Some(Outcome::UsedByChild));
+        // The user's next processes have the memory, too.
+        [one, other, command].into_iter().for_each(|subject| store(subject, Outcome::UsedByChild, 0));
+        assert_eq!(find(command), None);
     }
 
     #[test]
