@@ -87,8 +87,8 @@ pub(super) struct State {
     pub search: Pending,
     /// Multicast groups joined.
     pub groups: Groups,
-    /// The channel's files before the one that the id was moved to: see
-    /// [`migrate`](super::migrate).
+    /// The files from which `channel::move_to_new_file` has moved the id, until the requests that
+    /// wait there are read.
     pub former: Vec<OwnFd>,
 }
 

@@ -219,10 +219,10 @@ pub unsafe fn join_mcast(
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_JOIN_MCAST, size_of::<u32>(), fill) }
 }
 
-/// JOIN_IP_MCAST: as [`join_mcast`], for kernels without that command; full membership only.
+/// JOIN_IP_MCAST: joins with full membership, on kernels without JOIN_MCAST.
 ///
 /// # Safety
-/// As [`join_mcast`].
+/// `handle` is writable until the kernel has written it.
 pub unsafe fn join_ip_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr, handle: *mut u32) -> Result<()> {
     let fill = |body: &mut rdma_ucm_join_ip_mcast| {
         (body.response, body.uid, body.id) = (response(handle), uid, id);

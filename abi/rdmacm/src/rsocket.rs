@@ -525,10 +525,10 @@ unsafe fn list<'a>(fds: *mut pollfd, len: nfds_t) -> Result<&'a mut [pollfd]> {
     Ok(unsafe { slice::from_raw_parts_mut(fds.as_ptr(), len as usize) })
 }
 
-/// As [`name_out`], for calls that require a buffer.
+/// Stores an address for a call that requires a buffer.
 ///
 /// # Safety
-/// As for [`name_out`].
+/// NULL, or `len` is writable and `addr` for its value.
 unsafe fn name_back(name: &libc::sockaddr_storage, addr: *mut sockaddr, len: *mut socklen_t) -> Result<()> {
     if addr.is_null() || len.is_null() {
         return Err(Errno::EFAULT);

@@ -160,7 +160,8 @@ pub enum Outcome {
     Late,
 }
 
-/// As [`resolve_pending`].
+/// Decides what a pending socket becomes, or waits for the thread that decides. Returns the rsocket,
+/// or `None` if it is a TCP socket.
 fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
     let mut seen = Some(entry);
     loop {

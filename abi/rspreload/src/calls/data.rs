@@ -265,7 +265,7 @@ fn has_moved(fd: c_int, asked: Asked<'_>) -> bool {
 }
 
 /// # Safety
-/// As for [`finish`].
+/// The buffers are those of the call: readable if it sends, otherwise writable.
 #[cold]
 unsafe fn go_on(fd: c_int, asked: Asked<'_>, done: ssize_t) -> ssize_t {
     let buffers = asked.buffers;

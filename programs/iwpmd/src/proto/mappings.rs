@@ -93,7 +93,7 @@ impl Mappings {
         self.by_address.get(&address).map(|entry| &entry.mapping)
     }
 
-    /// As [`get`](Self::get).
+    /// Returns the mapping of this very address, to change it.
     pub fn get_mut(&mut self, address: Peer) -> Option<&mut Mapping> {
         self.by_address.get_mut(&address).map(|entry| &mut entry.mapping)
     }
