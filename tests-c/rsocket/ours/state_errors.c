@@ -300,10 +300,11 @@ static bool set_port_range(int first, int last)
 	return file && fprintf(file, "%d %d", first, last) > 0 && !fclose(file);
 }
 
-/* siw's connections take ports of the kernel's TCP, of which the connection manager knows nothing: half of them are in use here. */
+/* siw's connections take ports of the kernel's TCP, of which the connection manager knows nothing: half of
+   them are in use here. The range is one that no client's port was taken from before. */
 static void ports_that_tcp_uses(void)
 {
-	enum { FIRST = 42000, COUNT = 64, CONNECTIONS = 8 };
+	enum { FIRST = 22000, COUNT = 64, CONNECTIONS = 8 };
 	union address to, taken;
 	int listener, client, server;
 
