@@ -2,8 +2,8 @@
 //! can, and stays TCP otherwise (docs/preload-internals.md).
 //!
 //! [`connect`] makes attempts; [`route`] says where RDMA is not tried. [`listeners`] listen by
-//! both; what arrives by RDMA reaches accept(2) by a token ([`connections`]). [`shared`] is known
-//! to all processes of a family, and [`forward`] carries data for those that do not have the
+//! both; what arrives by RDMA reaches accept(2) by a stand-in ([`connections`]). [`shared`] is
+//! known to all processes of a family, and [`forward`] carries data for those that do not have the
 //! rsocket. One [`thread`] serves all of these.
 
 pub mod connect;
@@ -30,7 +30,7 @@ use self::kernel_options::Purpose;
 use self::shared::Use;
 use crate::epoll::members;
 use crate::memory::Plain;
-use crate::sockets::{self, Name, kernel, rdma};
+use crate::sockets::{self, SockAddr, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::without_cancel;
 use crate::transition::{self, Intent, MAPPED};
@@ -42,8 +42,8 @@ pub use connect::connect;
 pub use kernel_options::purpose_of;
 pub use listeners::{hold, release};
 
-/// A call is about to use a number whose attempt is under way. Returns the errno with which a call
-/// fails that does not wait.
+/// A call is about to use a descriptor whose attempt is under way. Returns the errno with which a
+/// call fails that does not wait.
 pub fn resolve_attempt(fd: c_int, entry: Entry, intent: Intent) -> Result<(), c_int> {
     if intent == Intent::Shutdown {
         end_attempt(fd, entry);
@@ -55,8 +55,8 @@ pub fn resolve_attempt(fd: c_int, entry: Entry, intent: Intent) -> Result<(), c_
     Ok(())
 }
 
-/// Ends the attempt of a number: the socket is TCP's after that, or an rsocket if the attempt has
-/// succeeded by then. The library's thread may be about to end it.
+/// Ends the attempt of a descriptor: the socket is TCP's after that, or an rsocket if the attempt
+/// has succeeded by then. The library's thread may be about to end it.
 pub fn end_attempt(fd: c_int, entry: Entry) {
     errno::keeping(|| {
         connect::stay_tcp(entry);
@@ -64,11 +64,11 @@ pub fn end_attempt(fd: c_int, entry: Entry) {
     });
 }
 
-/// A copy of an rsocket's number has its entry: the connection may have begun to be forwarded since
-/// the entry was taken.
+/// A copy of an rsocket's descriptor has its entry: the connection may have begun to be forwarded
+/// since the entry was taken.
 pub fn copied(fd: c_int, entry: Entry) {
     if entry.kind == Kind::Socket && is_auto(entry) {
-        errno::keeping(|| connections::demote_copy(fd, entry.inner));
+        errno::keeping(|| connections::demote_copy(fd, entry.handle));
     }
 }
 
@@ -94,14 +94,14 @@ pub fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
     result
 }
 
-/// Whether accept(2) must look for tokens.
+/// Whether accept(2) must look for stand-ins.
 #[inline(always)]
-pub fn has_tokens() -> bool {
+pub fn has_stand_ins() -> bool {
     shared::is_used()
 }
 
 /// accept(2) of a socket of the kernel's, by `next`, after which the table has no entry for the new
-/// number.
+/// descriptor.
 ///
 /// # Safety
 /// As for accept(2).
@@ -112,7 +112,7 @@ pub unsafe fn accept(
     len: *mut socklen_t,
     next: impl Fn(*mut sockaddr, *mut socklen_t) -> c_int,
 ) -> c_int {
-    if !has_tokens() || !addr.is_null() && len.is_null() {
+    if !has_stand_ins() || !addr.is_null() && len.is_null() {
         return next(addr, len);
     }
     loop {
@@ -125,7 +125,7 @@ pub unsafe fn accept(
         // SAFETY: the storage is as long as it says. For the program's address as for this
         // function.
         unsafe {
-            match identify(fd, new, Name::read(from, room)) {
+            match identify(fd, new, SockAddr::read(from, room)) {
                 Err(()) => {
                     next_symbol::close(new);
                     continue;
@@ -139,12 +139,12 @@ pub unsafe fn accept(
     }
 }
 
-/// What accept(2) has got at a listener: a connection by RDMA, if it is from a token. Returns its
-/// peer then, or `Err` if it has ended.
-fn identify(fd: c_int, new: c_int, from: Option<Name>) -> Result<Option<Name>, ()> {
+/// What accept(2) has got at a listener: a connection by RDMA, if it is from a stand-in. Returns
+/// its peer then, or `Err` if it has ended.
+fn identify(fd: c_int, new: c_int, from: Option<SockAddr>) -> Result<Option<SockAddr>, ()> {
     let Some(from) = from else { return Ok(None) };
     errno::keeping(|| {
-        if let Some(accepted) = shared::accepted(&from, || kernel::own(fd).map(|own| own.number())) {
+        if let Some(accepted) = shared::accepted(&from, || kernel::own(fd).map(|own| own.port())) {
             let peer = without_cancel(|_| connections::adopt(new, accepted)).ok_or(())?;
             return Ok(Some(peer.in_family(from.family())));
         }
@@ -155,12 +155,12 @@ fn identify(fd: c_int, new: c_int, from: Option<Name>) -> Result<Option<Name>, (
     })
 }
 
-/// The peer or the local address of an rsocket of automatic mode, or of a number that is forwarded.
-/// `None` if the call is to be made as for others.
-pub fn name_of(entry: Entry, is_peer: bool) -> Option<Name> {
+/// The peer or the local address of an rsocket of automatic mode, or of a descriptor that is
+/// forwarded. `None` if the call is to be made as for others.
+pub fn name_of(entry: Entry, is_peer: bool) -> Option<SockAddr> {
     match entry.kind {
         Kind::Socket if entry.flags & MAPPED != 0 && is_auto(entry) => {
-            let name = if is_peer { rdma::peer(entry.inner) } else { rdma::own(entry.inner) };
+            let name = if is_peer { rdma::peer(entry.handle) } else { rdma::own(entry.handle) };
             Some(name?.in_family(AF_INET6))
         }
         Kind::Forwarded => {
@@ -174,7 +174,7 @@ pub fn name_of(entry: Entry, is_peer: bool) -> Option<Name> {
     }
 }
 
-/// A number that is forwarded is about to be used.
+/// A descriptor that is forwarded is about to be used.
 #[cold]
 fn use_forwarded(entry: Entry, how: Use) {
     if let Some(slot) = connections::slot_of(entry).filter(|slot| how == Use::Executed || !slot.is_wanted()) {
@@ -185,7 +185,7 @@ fn use_forwarded(entry: Entry, how: Use) {
     }
 }
 
-/// A program is about to be executed that gets a number.
+/// A program is about to be executed that gets a descriptor.
 pub fn execute_with(entry: Entry) {
     if entry.kind == Kind::Forwarded {
         use_forwarded(entry, Use::Executed);
@@ -200,7 +200,7 @@ pub fn before_wait(entry: Entry) {
     }
 }
 
-/// A call is about to move data over such a number, or to shut it down.
+/// A call is about to move data over such a descriptor, or to shut it down.
 pub fn before_use(entry: Entry, intent: Intent) {
     if entry.kind == Kind::Listener && intent == Intent::Shutdown {
         listeners::stop(entry);
@@ -228,7 +228,7 @@ pub unsafe fn getsockopt(
     unsafe {
         if (level, name) != (libc::SOL_SOCKET, libc::SO_DOMAIN) {
             let before = errno::get();
-            let result = rsocket_abi::rgetsockopt(entry.inner, level, name, value, len);
+            let result = rsocket_abi::rgetsockopt(entry.handle, level, name, value, len);
             if result == 0 || !is_unknown(errno::get()) {
                 return result;
             }
@@ -243,8 +243,8 @@ fn is_unknown(error: c_int) -> bool {
     matches!(error, libc::ENOPROTOOPT | libc::ENOTSUP | libc::EINVAL)
 }
 
-/// setsockopt(2): `rsockets` sets the option of an rsocket, `next` that of the number. `None` if
-/// the attempt of the number has ended.
+/// setsockopt(2): `rsockets` sets the option of an rsocket, `next` that of the descriptor. `None`
+/// if the attempt of the descriptor has ended.
 pub fn setsockopt(
     fd: c_int,
     entry: Option<Entry>,
@@ -261,11 +261,11 @@ pub fn setsockopt(
         // The kernel waits for so many bytes.
         (Kind::Socket, _)
             if option == (libc::SOL_SOCKET, libc::SO_RCVLOWAT)
-                && errno::keeping(|| connections::forward_from_now(fd, entry.inner, Use::Inherited)).is_ok() =>
+                && errno::keeping(|| connections::forward_from_now(fd, entry.handle, Use::Inherited)).is_ok() =>
         {
             Some(next())
         }
-        (Kind::Socket, Purpose::Hint) => Some(set_both(|| rsockets(entry.inner), next)),
+        (Kind::Socket, Purpose::Hint) => Some(set_both(|| rsockets(entry.handle), next)),
         (Kind::Socket, _) => refuse(),
         (Kind::Connecting, Purpose::Hint) => Some(next()),
         // The attempt is the parent's, which a child of vfork(2) cannot end.
@@ -275,7 +275,7 @@ pub fn setsockopt(
             None
         }
         (Kind::Pending, Purpose::Calls | Purpose::Guard) => refuse(),
-        // The number's socket ends inside the host.
+        // The descriptor's socket ends inside the host.
         (Kind::Forwarded, Purpose::Guard) => refuse(),
         (Kind::Listener, _) => {
             let is_shared = option == (libc::SOL_SOCKET, libc::SO_REUSEPORT);
@@ -320,14 +320,14 @@ fn set_of_kernel(fd: c_int, option: (c_int, c_int), purpose: Purpose, next: impl
     result
 }
 
-/// Drops a number's reference to an rsocket of automatic mode. Returns 0, or -1 with `errno`.
+/// Drops a descriptor's reference to an rsocket of automatic mode. Returns 0, or -1 with `errno`.
 pub fn release_rsocket(entry: Entry) -> c_int {
-    if rsocket::drop_reference(entry) { connections::close(entry.inner) } else { 0 }
+    if rsocket::drop_reference(entry) { connections::close(entry.handle) } else { 0 }
 }
 
-/// A child of vfork(2) copies a number, for the program that it executes.
+/// A child of vfork(2) copies a descriptor, for the program that it executes.
 pub fn guest_copies(fd: c_int, entry: Entry) {
-    if entry.kind == Kind::Socket && is_auto(entry) && !connections::lend(entry.inner) {
+    if entry.kind == Kind::Socket && is_auto(entry) && !connections::lend(entry.handle) {
         log::not_given(fd, "program that is executed with it", log::Reason::NotPrepared);
     }
 }

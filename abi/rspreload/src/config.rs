@@ -78,7 +78,7 @@ fn number(text: &[u8]) -> Option<u32> {
 }
 
 /// Reports variables whose values have no effect on standard error. Called when the library is
-/// loaded: later the number may be another file's.
+/// loaded: later the descriptor may be another file's.
 pub fn report_problems() {
     let is_number: fn(&[u8]) -> bool = |value| number(value).is_some();
     for (name, is_known, wanted) in [

@@ -6,10 +6,10 @@
 //! and waits on the side.
 //!
 //! The mark contains the side's number, so a wait needs no look-up, and finds its rsockets through
-//! every copy of the program's number.
+//! every copy of the program's descriptor.
 //!
-//! A side can have an rsocket once, where the kernel has a socket once for each of its numbers. So
-//! further numbers of one rsocket (dup) go into further sides: numbers with the same
+//! A side can have an rsocket once, where the kernel has a socket once for each of its descriptors.
+//! So further numbers of one rsocket (dup) go into further sides: descriptors with the same
 //! [index](table::index_of) into the same side.
 
 use core::ffi::c_int;
@@ -30,8 +30,8 @@ pub mod members;
 /// address.
 const MARK: u64 = 0xA5C3_52D4;
 
-/// Sides that one wait asks. More than one exist only for copies of an rsocket's number, or if the
-/// instance was copied before its first rsocket. The next wait finds what does not fit.
+/// Sides that one wait asks. More than one exist only for copies of an rsocket's descriptor, or if
+/// the instance was copied before its first rsocket. The next wait finds what does not fit.
 const SIDES: usize = 4;
 
 /// Whether there has ever been a side.
@@ -52,17 +52,17 @@ pub fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: O
         Err(why) => return errno::fail(why),
     };
     if op == EPOLL_CTL_ADD || op == EPOLL_CTL_MOD {
-        rsocket::sync_nonblock(fd, entry.inner);
+        rsocket::sync_nonblock(fd, entry.handle);
     }
     let event = event.as_ref().map_or(core::ptr::null(), core::ptr::from_ref).cast_mut();
     // SAFETY: null or an event, which is only read.
-    unsafe { rsocket_abi::repoll_ctl(side, op, entry.inner, event) }
+    unsafe { rsocket_abi::repoll_ctl(side, op, entry.handle, event) }
 }
 
-/// The side for rsockets with the number's index. EPOLL_CTL_ADD makes it if there is none.
+/// The side for rsockets with the descriptor's index. EPOLL_CTL_ADD makes it if there is none.
 fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
     let first = match table::get(epfd) {
-        Some(Entry { kind: Kind::Epoll, inner, .. }) => Some(inner),
+        Some(Entry { kind: Kind::Epoll, handle: rsocket, .. }) => Some(rsocket),
         Some(_) => return Err(EINVAL),
         None => None,
     };
@@ -71,15 +71,15 @@ fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
     }
     match op {
         EPOLL_CTL_ADD => make_side(epfd, entry.index()),
-        EPOLL_CTL_MOD | EPOLL_CTL_DEL => Err(not_a_member(epfd, entry.inner)),
+        EPOLL_CTL_MOD | EPOLL_CTL_DEL => Err(not_a_member(epfd, entry.handle)),
         _ => Err(EINVAL),
     }
 }
 
 /// The kernel's error for a descriptor that is no member of `epfd`, or for `epfd` itself.
-fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
+fn not_a_member(epfd: c_int, rsocket: c_int) -> c_int {
     // The descriptor is in no instance of the program's.
-    let result = sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, inner, None);
+    let result = sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, rsocket, None);
     match errno::get() {
         EPERM => ENOENT,
         _ if result == 0 => ENOENT,
@@ -87,7 +87,7 @@ fn not_a_member(epfd: c_int, inner: c_int) -> c_int {
     }
 }
 
-/// Adds a number on the program's behalf, as what it is now.
+/// Adds a descriptor on the program's behalf, as what it is now.
 pub fn add(epfd: c_int, fd: c_int, event: epoll_event) -> c_int {
     match table::get(fd) {
         Some(entry) if entry.kind == Kind::Socket => control_rsocket(epfd, EPOLL_CTL_ADD, fd, entry, Some(event)),
@@ -95,14 +95,14 @@ pub fn add(epfd: c_int, fd: c_int, event: epoll_event) -> c_int {
     }
 }
 
-/// The number `fd` of an rsocket, which had `entry`, is a socket of the kernel's now: it takes the
-/// rsocket's place in the program's instances, with the same events.
+/// The descriptor `fd` of an rsocket, which had `entry`, is a socket of the kernel's now: it takes
+/// the rsocket's place in the program's instances, with the same events.
 pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
     table::each(|epfd, instance| {
         if instance.kind == Kind::Epoll
-            && let Some(side) = find_side(instance.inner, entry.index())
+            && let Some(side) = find_side(instance.handle, entry.index())
         {
-            rsocket::hand_over(side, entry.inner, fd, epfd);
+            rsocket::hand_over(side, entry.handle, fd, epfd);
         }
     });
 }
@@ -137,12 +137,12 @@ fn enter(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
 
 /// Records a side in the instance's table entry, or in the list that begins there.
 fn record(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
-    if table::replace(epfd, None, Some(Entry { kind: Kind::Epoll, flags: 0, inner: side })) {
+    if table::replace(epfd, None, Some(Entry { kind: Kind::Epoll, flags: 0, handle: side })) {
         return Ok(side);
     }
     match table::get(epfd) {
-        Some(Entry { kind: Kind::Epoll, inner, .. }) => append_side(inner, index, side),
-        // The number was closed meanwhile, and may be another descriptor by now.
+        Some(Entry { kind: Kind::Epoll, handle: rsocket, .. }) => append_side(rsocket, index, side),
+        // The descriptor was closed meanwhile, and may be another descriptor by now.
         _ => Err(EBADF),
     }
 }
@@ -229,8 +229,8 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
     (kept < events.len()).then_some((kept, found))
 }
 
-// The sides of an instance: one for each index of its rsockets' numbers, so nearly always one, for
-// the index 0. Like the table they are words that are never freed: a look-up takes no lock.
+// The sides of an instance: one for each index of its rsockets' descriptors, so nearly always one,
+// for the index 0. Like the table they are words that are never freed: a look-up takes no lock.
 
 /// By number of an instance's first side, and by index: the number of a side, plus one; 0 for none.
 static SIDES_OF: Growing<[AtomicI32; table::INDICES]> = Growing::new();
@@ -279,7 +279,7 @@ mod tests;
 mod tests_of_sides {
     use super::*;
 
-    // Numbers no test opens: the sides are those of all tests of this program.
+    // Descriptors no test opens: the sides are those of all tests of this program.
     const FAR: c_int = 2_500_000;
 
     #[test]

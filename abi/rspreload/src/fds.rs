@@ -1,5 +1,5 @@
-//! The program's numbers: what each is, and where a call on it goes; and what opening, copying and
-//! closing one does to the table and to the references that it counts.
+//! The program's descriptors: what each is, and where a call on it goes; and what opening, copying
+//! and closing one does to the table and to the references that it counts.
 
 use core::ffi::c_int;
 
@@ -62,7 +62,7 @@ pub enum Target {
 pub fn data_at_once(fd: c_int) -> Option<Target> {
     match Fd::of(fd) {
         Fd::Kernel => Some(Target::Kernel),
-        Fd::Rsocket(entry) if entry.is_settled() => Some(Target::Rsocket(entry.inner)),
+        Fd::Rsocket(entry) if entry.is_settled() => Some(Target::Rsocket(entry.handle)),
         _ => None,
     }
 }
@@ -88,39 +88,39 @@ fn decide(fd: c_int, intent: Intent) -> Target {
         }
         Fd::Rsocket(entry) => {
             if check_rsocket(fd, entry) {
-                Target::Rsocket(entry.inner)
+                Target::Rsocket(entry.handle)
             } else {
                 Target::Kernel
             }
         }
         Fd::Pending(entry) => match fork::resolve_pending(fd, entry, intent) {
-            Ok(Some(inner)) => Target::Rsocket(inner),
+            Ok(Some(rsocket)) => Target::Rsocket(rsocket),
             Ok(None) => Target::Kernel,
             Err(why) => Target::Fails(why),
         },
     }
 }
 
-/// Opens a placeholder at the lowest free number, which is the one that socket(2) would return: a
-/// socket of the kernel's, with SOCK_CLOEXEC and SOCK_NONBLOCK as in `flags`, which answers what is
-/// asked of any socket.
+/// Opens a placeholder at the lowest free descriptor, which is the one that socket(2) would return:
+/// a socket of the kernel's, with SOCK_CLOEXEC and SOCK_NONBLOCK as in `flags`, which answers what
+/// is asked of any socket.
 pub fn open_placeholder(flags: c_int) -> Result<c_int, c_int> {
     let fd = on_new_fd(next_symbol::socket(libc::AF_INET, libc::SOCK_STREAM | flags, 0));
     if fd < 0 { Err(errno::get()) } else { Ok(fd) }
 }
 
-/// Makes `fd` stand for the rsocket `inner`. On failure neither is closed.
-pub fn adopt(fd: c_int, inner: c_int) -> Result<(), c_int> {
+/// Makes `fd` stand for the rsocket `rsocket`. On failure neither is closed.
+pub fn adopt(fd: c_int, rsocket: c_int) -> Result<(), c_int> {
     table::prepare(fd)?;
-    table::first(inner, 0)?;
-    put(fd, Entry::rsocket(inner, 0));
+    table::first(rsocket, 0)?;
+    put(fd, Entry::rsocket(rsocket, 0));
     Ok(())
 }
 
-/// Gives the new number `fd` its entry. The table has room for it ([`table::prepare`]).
+/// Gives the new descriptor `fd` its entry. The table has room for it ([`table::prepare`]).
 pub fn put(fd: c_int, entry: Entry) {
     if let Some(before) = table::swap(fd, Some(entry))
-        && before.inner != entry.inner
+        && before.handle != entry.handle
     {
         drop_stale(before);
     }
@@ -139,7 +139,7 @@ pub fn on_new_fd(fd: c_int) -> c_int {
 
 #[cold]
 fn clear_entry(fd: c_int) {
-    // The table is the parent's in a child of vfork(2), whose numbers are its own.
+    // The table is the parent's in a child of vfork(2), whose descriptors are its own.
     if !process::is_guest()
         && let Some(before) = table::swap(fd, None)
     {
@@ -147,26 +147,26 @@ fn clear_entry(fd: c_int) {
     }
 }
 
-/// Drops the entry of a number that was closed without an intercepted call (fclose(3),
+/// Drops the entry of a descriptor that was closed without an intercepted call (fclose(3),
 /// close_range(2)). The descriptors of an rsocket of the parent may have been closed in the same
-/// way, and their numbers may be other files by now: such an rsocket is not closed.
+/// way, and their descriptors may be other files by now: such an rsocket is not closed.
 #[cold]
 fn drop_stale(before: Entry) {
     if before.kind == Kind::Socket && before.is_inherited() {
-        table::leave_index(before.inner, before.index());
-        table::drop(before.inner);
+        table::leave_index(before.handle, before.index());
+        table::drop(before.handle);
     } else {
         errno::keeping(|| release(before));
     }
 }
 
-/// Adds a reference to what is behind a number. Returns the entry for the number that is to hold
-/// it, or `None` if it is being closed or becomes something else.
+/// Adds a reference to what is behind a descriptor. Returns the entry for the descriptor that is to
+/// hold it, or `None` if it is being closed or becomes something else.
 pub fn hold(entry: Entry) -> Option<Entry> {
     match entry.kind {
         Kind::Socket => rsocket::hold(entry),
         Kind::Pending => Some(fork::copied(entry)),
-        Kind::Epoll => table::hold(entry.inner).then_some(entry),
+        Kind::Epoll => table::hold(entry.handle).then_some(entry),
         Kind::Listener => {
             auto::hold(entry);
             Some(entry)
@@ -177,13 +177,13 @@ pub fn hold(entry: Entry) -> Option<Entry> {
     }
 }
 
-/// Drops a number's reference to what was behind it, and closes that with the last one. Returns 0,
-/// or -1 with `errno`.
+/// Drops a descriptor's reference to what was behind it, and closes that with the last one. Returns
+/// 0, or -1 with `errno`.
 pub fn release(entry: Entry) -> c_int {
     match entry.kind {
         Kind::Socket if auto::is_auto(entry) => auto::release_rsocket(entry),
         Kind::Socket => rsocket::release(entry),
-        Kind::Epoll if table::drop(entry.inner) => epoll::close_sides(entry.inner),
+        Kind::Epoll if table::drop(entry.handle) => epoll::close_sides(entry.handle),
         Kind::Epoll | Kind::Pending | Kind::Forwarded => 0,
         Kind::Listener => {
             auto::release(entry);
@@ -196,10 +196,10 @@ pub fn release(entry: Entry) -> c_int {
     }
 }
 
-/// Whether the number still stands for the rsocket `entry`. For the first calls that move data, and
-/// for every call on an rsocket of the parent; copies O_NONBLOCK of the placeholder.
+/// Whether the descriptor still stands for the rsocket `entry`. For the first calls that move data,
+/// and for every call on an rsocket of the parent; copies O_NONBLOCK of the placeholder.
 pub fn check_rsocket(fd: c_int, entry: Entry) -> bool {
-    if entry.inner == table::CLOSING {
+    if entry.handle == table::CLOSING {
         return true;
     }
     if entry.is_inherited() {
@@ -207,7 +207,7 @@ pub fn check_rsocket(fd: c_int, entry: Entry) -> bool {
     }
     // Fails if another thread has counted the same call meanwhile, which does no harm.
     table::replace(fd, Some(entry), Some(entry.looked()));
-    rsocket::sync_nonblock(fd, entry.inner);
+    rsocket::sync_nonblock(fd, entry.handle);
     true
 }
 
@@ -232,13 +232,14 @@ fn is_stale(fd: c_int, entry: Entry) -> bool {
 }
 
 /// Whether `fd` is a descriptor of librdmacm's or of this library's own, which must survive
-/// programs that close every number there is.
+/// programs that close every descriptor there is.
 #[inline]
 pub fn is_library(fd: c_int) -> bool {
     open_fds::has(fd) || rsocket::is_library_fd(fd)
 }
 
-/// One more than the highest number below `count` that the program has, but at least FD_SETSIZE.
+/// One more than the highest descriptor below `count` that the program has, but at least
+/// FD_SETSIZE.
 ///
 /// The kernel reads the sets of select(2) up to the end of the process's descriptor table, however
 /// large the given count is (getdtablesize(3), by old custom), and librdmacm's own descriptors may

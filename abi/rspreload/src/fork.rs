@@ -8,7 +8,7 @@
 //! four zero bytes over TCP, and accepts; the connecting end finds the word and connects an rsocket
 //! ([`handshake`]). If any of that fails the connection stays a TCP socket.
 //!
-//! A socket that has become an rsocket keeps its number. The TCP socket, shut down, is its
+//! A socket that has become an rsocket keeps its descriptor. The TCP socket, shut down, is its
 //! placeholder.
 
 mod handshake;
@@ -81,8 +81,9 @@ pub fn after_poll(fd: c_int, revents: c_short) -> bool {
     table::get(fd) != Some(entry)
 }
 
-/// A pending socket's number is about to be copied: the socket stays TCP, also for a program that
-/// gets the copy, unless it is not connected yet. Returns false if its entry is right for both.
+/// A pending socket's descriptor is about to be copied: the socket stays TCP, also for a program
+/// that gets the copy, unless it is not connected yet. Returns false if its entry is right for
+/// both.
 pub fn stay_tcp(fd: c_int, entry: Entry) -> bool {
     if is_busy(entry) {
         transition::wait_for_change(fd, entry);
@@ -97,7 +98,7 @@ pub fn stay_tcp(fd: c_int, entry: Entry) -> bool {
     true
 }
 
-/// The entry of the copy of a pending socket's number.
+/// The entry of the copy of a pending socket's descriptor.
 pub fn copied(entry: Entry) -> Entry {
     Role::of(entry).entry()
 }
@@ -132,7 +133,7 @@ impl Role {
     }
 
     fn entry(self) -> Entry {
-        Entry { kind: Kind::Pending, flags: self as u32, inner: -1 }
+        Entry { kind: Kind::Pending, flags: self as u32, handle: -1 }
     }
 }
 
@@ -160,15 +161,15 @@ pub enum Outcome {
     Late,
 }
 
-/// Decides what a pending socket becomes, or waits for the thread that decides. Returns the rsocket,
-/// or `None` if it is a TCP socket.
+/// Decides what a pending socket becomes, or waits for the thread that decides. Returns the
+/// rsocket, or `None` if it is a TCP socket.
 fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
     let mut seen = Some(entry);
     loop {
         let decisions = transition::count();
         let entry = match seen {
             Some(entry @ Entry { kind: Kind::Pending, .. }) => entry,
-            Some(Entry { kind: Kind::Socket, inner, .. }) => return Ok(Some(inner)),
+            Some(Entry { kind: Kind::Socket, handle: rsocket, .. }) => return Ok(Some(rsocket)),
             _ => return Ok(None),
         };
         let role = Role::of(entry);
@@ -219,12 +220,12 @@ fn decide(fd: c_int, busy: Entry, intent: Intent) -> Result<Option<c_int>, c_int
     result
 }
 
-/// Puts the outcome for a number into the table if the number still has its busy entry; otherwise
-/// the program has closed it, and the call itself fails. Returns the rsocket, `None` for a call
-/// that goes to the kernel, or the errno that the call fails with.
+/// Puts the outcome for a descriptor into the table if the descriptor still has its busy entry;
+/// otherwise the program has closed it, and the call itself fails. Returns the rsocket, `None` for
+/// a call that goes to the kernel, or the errno that the call fails with.
 fn commit(fd: c_int, tcp: c_int, busy: Entry, outcome: Outcome) -> Result<Option<c_int>, c_int> {
     let (next, result) = match outcome {
-        Outcome::Rsocket(inner) => return Ok(become_rsocket(fd, tcp, busy, inner)),
+        Outcome::Rsocket(rsocket) => return Ok(become_rsocket(fd, tcp, busy, rsocket)),
         Outcome::Tcp => (None, Ok(None)),
         Outcome::Late => (Some(Role::Late), Ok(None)),
         Outcome::Later(error) => (Some(Role::of(busy)), Err(error)),
@@ -233,10 +234,10 @@ fn commit(fd: c_int, tcp: c_int, busy: Entry, outcome: Outcome) -> Result<Option
     result
 }
 
-fn become_rsocket(fd: c_int, tcp: c_int, busy: Entry, inner: c_int) -> Option<c_int> {
-    tcp::copy_reuse(tcp, inner);
-    if !transition::become_rsocket(fd, tcp, Some(busy), inner, 0) {
-        rsocket::close(inner);
+fn become_rsocket(fd: c_int, tcp: c_int, busy: Entry, rsocket: c_int) -> Option<c_int> {
+    tcp::copy_reuse(tcp, rsocket);
+    if !transition::become_rsocket(fd, tcp, Some(busy), rsocket, 0) {
+        rsocket::close(rsocket);
         table::replace(fd, Some(busy), None);
         return None;
     }
@@ -246,5 +247,5 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: Entry, inner: c_int) -> Option<c_
     // The peer does the same. Another process with a copy of the TCP socket, a parent perhaps, sees
     // its end.
     next_symbol::shutdown(tcp, libc::SHUT_RDWR);
-    Some(inner)
+    Some(rsocket)
 }

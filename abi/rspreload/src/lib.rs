@@ -2,12 +2,12 @@
 //! calls with the rsockets of librdmacm.so.1.
 //!
 //! The program sees placeholders: numbers of sockets of the kernel. [`table`] holds the rsocket
-//! behind each (its "inner" number, by which librdmacm knows it). A call on any other number goes
+//! behind each (by whose descriptor librdmacm knows it). A call on any other descriptor goes
 //! to the next definition of its name ([`next_symbol`]), nearly always the C library's, after one
 //! look at the table.
 //!
 //! The layers, from the top: [`full`] (the functions that only librspreload-full.so exports),
-//! [`calls`] (the exported functions), [`fds`] (what a number is, where a call goes, and what
+//! [`calls`] (the exported functions), [`fds`] (what a descriptor is, where a call goes, and what
 //! opening, copying and closing do), [`auto`] (automatic mode) beside [`fork`] (fork mode), what
 //! both have in common ([`tcp`], [`transition`], [`thread`]), [`epoll`] and [`rsocket`], [`table`],
 //! and at the bottom [`sockets`] (calls with references in place of pointers), [`memory`] and

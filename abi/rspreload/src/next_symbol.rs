@@ -153,7 +153,7 @@ macro_rules! function {
 pub(crate) use function;
 
 /// Next definitions, and librdmacm's functions. Unit tests have the C library's in place of the
-/// latter: sockets and epoll instances of the kernel are numbers as well.
+/// latter: sockets and epoll instances of the kernel are descriptors as well.
 macro_rules! next_and_rsocket {
     ($($kind:ident $name:ident by $by:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
         next! {

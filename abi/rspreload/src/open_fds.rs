@@ -19,7 +19,8 @@ pub fn limit() -> Option<libc::rlim_t> {
     limits().map(|limit| limit.rlim_cur)
 }
 
-/// Duplicates a descriptor for the library, out of the program's way. Returns the number, or -1.
+/// Duplicates a descriptor for the library, out of the program's way. Returns the descriptor, or
+/// -1.
 fn duplicate_high(fd: c_int) -> c_int {
     let Some(limit) = limits() else { return -1 };
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
@@ -36,10 +37,10 @@ pub fn beyond_limit(call: impl FnOnce() -> c_int) -> c_int {
 }
 
 /// Whether the library may take descriptors for another connection beside `used` ones, of which
-/// `forwarded` are forwarded, or whether it has become `few` again. Where it takes numbers that the
-/// program might need, it takes a quarter.
+/// `forwarded` are forwarded, or whether it has become `few` again. Where it takes descriptors that
+/// the program might need, it takes a quarter.
 pub fn has_room(used: usize, forwarded: usize, few: bool) -> bool {
-    /// Of an accepted connection: the rsocket's, its channel's, the token, and one on the way.
+    /// Of an accepted connection: the rsocket's, its channel's, the stand-in, and one on the way.
     const DESCRIPTORS: usize = 4;
     let Some(limit) = limits() else { return true };
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
@@ -49,7 +50,7 @@ pub fn has_room(used: usize, forwarded: usize, few: bool) -> bool {
     (used * DESCRIPTORS) as libc::rlim_t <= share && forwarded as libc::rlim_t <= limit.rlim_cur / 4
 }
 
-/// Looks for an instance of io_uring among the numbers that are not known to be something else.
+/// Looks for an instance of io_uring among the descriptors that are not known to be something else.
 pub fn find_ring(is_known: impl Fn(c_int) -> bool) -> bool {
     const NAME: &[u8] = b"anon_inode:[io_uring]";
     let mut found = false;
@@ -86,19 +87,19 @@ fn status_at(fd: c_int, path: &CStr, flags: c_int) -> Option<libc::stat> {
     (result == 0).then_some(status)
 }
 
-/// Whether programs that the process executes get the open number `fd`.
+/// Whether programs that the process executes get the open descriptor `fd`.
 pub fn is_inheritable(fd: c_int) -> bool {
     let flags = kernel::fcntl(fd, libc::F_GETFD, 0);
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
-/// Whether the process may have the number `fd`.
+/// Whether the process may have the descriptor `fd`.
 pub fn is_possible(fd: c_int) -> bool {
     libc::rlim_t::try_from(fd).is_ok_and(|fd| limit().is_none_or(|limit| fd < limit))
 }
 
-/// Calls `call` with each open number of a range. Numbers that are closed meanwhile are not missed;
-/// those that are opened may be. Allocates nothing: signal handlers may call select(2).
+/// Calls `call` with each open number of a range. Descriptors that are closed meanwhile are not
+/// missed; those that are opened may be. Allocates nothing: signal handlers may call select(2).
 pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
     if !each_of_folder(|fd| {
         if range.contains(&fd) {
@@ -110,8 +111,8 @@ pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
     }
 }
 
-/// The same for all open numbers by `/proc/self/fd`. Returns false, before any call, if there is no
-/// /proc or no free descriptor to read it.
+/// The same for all open descriptors by `/proc/self/fd`. Returns false, before any call, if there
+/// is no /proc or no free descriptor to read it.
 fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
     let folder = sockets::open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY);
     if folder < 0 {
@@ -150,8 +151,8 @@ fn each_number(mut entries: &[u8], mut call: impl FnMut(c_int)) {
     }
 }
 
-/// By number: whether it is one. A thread of the program that learns of such a number learns of it
-/// in a way that orders the mark, too.
+/// By descriptor: whether it is one. A thread of the program that learns of such a descriptor
+/// learns of it in a way that orders the mark, too.
 static MARKS: Growing<AtomicU64> = Growing::new();
 
 /// Marks a descriptor, or -1. Without memory the program can close it. Returns `fd`.
@@ -162,14 +163,14 @@ fn mark(fd: c_int) -> c_int {
     fd
 }
 
-/// Duplicates a descriptor, out of the program's way if possible. Returns the number, or -1.
+/// Duplicates a descriptor, out of the program's way if possible. Returns the descriptor, or -1.
 pub fn duplicate(fd: c_int) -> c_int {
     let high = duplicate_high(fd);
     mark(if high < 0 { kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } else { high })
 }
 
 /// Takes a new descriptor, or -1, and moves it out of the program's way if possible. Returns its
-/// number.
+/// descriptor.
 pub fn relocate(low: c_int) -> c_int {
     let high = if low < 0 { low } else { duplicate_high(low) };
     if high < 0 {
@@ -180,7 +181,7 @@ pub fn relocate(low: c_int) -> c_int {
 }
 
 /// Makes a descriptor out of the program's way if possible, also where the program has as many as
-/// it may have. Returns the number, or -1.
+/// it may have. Returns the descriptor, or -1.
 pub fn create(make: impl Fn() -> c_int) -> c_int {
     let low = make();
     let is_full = low < 0 && errno::get() == libc::EMFILE;
@@ -197,7 +198,7 @@ pub fn close(fd: c_int) {
     }
 }
 
-/// Creates an eventfd(2) that does not block. Returns its number, or -1.
+/// Creates an eventfd(2) that does not block. Returns its descriptor, or -1.
 pub fn create_eventfd() -> c_int {
     // SAFETY: no pointers.
     create(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })

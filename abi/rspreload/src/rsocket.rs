@@ -1,4 +1,4 @@
-//! Rsockets as this library makes them, and the references of the program's numbers to them.
+//! Rsockets as this library makes them, and the references of the program's descriptors to them.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -14,32 +14,32 @@ use crate::{config, errno, rsocket_abi};
 
 const SOL_RDMA: c_int = 0x10000;
 
-/// Makes an rsocket with the sizes that the environment asks for. Returns its number, or -1 with
-/// `errno`.
+/// Makes an rsocket with the sizes that the environment asks for. Returns its descriptor, or -1
+/// with `errno`.
 pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // Keeps low numbers free: some programs have arrays for the numbers that they would get without
-    // this library. Close-on-exec: a program that this one executes has no use for the descriptors
-    // behind a placeholder.
+    // Keeps low descriptors free: some programs have arrays for the descriptors that they would get
+    // without this library. Close-on-exec: a program that this one executes has no use for the
+    // descriptors behind a placeholder.
     let _ = set_library_option(-1, base::private::RESERVE_LOW_FDS);
-    let inner = rsocket_abi::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol);
-    if inner >= 0 {
-        // Also for an rsocket that gets no number, such as a probe of automatic mode.
+    let rsocket = rsocket_abi::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol);
+    if rsocket >= 0 {
+        // Also for an rsocket that gets no descriptor, such as a probe of automatic mode.
         table::expect_library_fds();
         find_marks();
         // Programs expect SIGPIPE, as from TCP. Fails for datagram rsockets, which have none.
-        let _ = set_library_option(inner, base::private::SIGPIPE);
+        let _ = set_library_option(rsocket, base::private::SIGPIPE);
         // A size that librdmacm rejects leaves its default.
         for (name, value) in config::sizes() {
-            let _ = set_option(inner, SOL_RDMA, name, value);
+            let _ = set_option(rsocket, SOL_RDMA, name, value);
         }
     }
-    inner
+    rsocket
 }
 
-/// Sets a private option of librdmacm (`inner` is -1), or of one of its rsockets. Returns the errno
-/// of a failure.
-pub fn set_library_option(inner: c_int, option: c_int) -> Result<(), c_int> {
-    set_option(inner, base::private::LEVEL, option, 1)
+/// Sets a private option of librdmacm (`rsocket` is -1), or of one of its rsockets. Returns the
+/// errno of a failure.
+pub fn set_library_option(rsocket: c_int, option: c_int) -> Result<(), c_int> {
+    set_option(rsocket, base::private::LEVEL, option, 1)
 }
 
 /// Moves a member of an epoll instance of librdmacm (`side`) to `epfd`, one of the program's: as
@@ -50,12 +50,12 @@ pub fn hand_over(side: c_int, member: c_int, fd: c_int, epfd: c_int) {
 }
 
 /// Sets an option that is an int. Returns the errno of a failure.
-pub fn set_option(inner: c_int, level: c_int, name: c_int, value: c_int) -> Result<(), c_int> {
-    rdma::set(inner, (level, name), &value)
+pub fn set_option(rsocket: c_int, level: c_int, name: c_int, value: c_int) -> Result<(), c_int> {
+    rdma::set(rsocket, (level, name), &value)
 }
 
 /// Words and number of librdmacm's marks ([`base::private::Marks`]); null until an rsocket exists,
-/// and with another librdmacm. The number is stored first.
+/// and with another librdmacm. The descriptor is stored first.
 static MARK_WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 static MARK_COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -76,7 +76,7 @@ pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Option<T> {
 }
 
 /// Whether librdmacm has marked `fd` as its own; `None` if it does not tell. The program may have
-/// closed the number and got it again, past this library.
+/// closed the descriptor and got it again, past this library.
 #[inline]
 fn has_mark(fd: c_int) -> Option<bool> {
     let words = MARK_WORDS.load(Ordering::Acquire);
@@ -115,11 +115,11 @@ pub fn flush_on_exit() {
 /// intercepted. So this is called where it matters and a system call costs little: before accept
 /// and connect, when the rsocket is added to an epoll instance, and by the first calls that move
 /// data. F_SETFL changes both.
-pub fn sync_nonblock(fd: c_int, inner: c_int) {
+pub fn sync_nonblock(fd: c_int, rsocket: c_int) {
     errno::keeping(|| {
         let mut flags = placeholder_flags(fd);
         while flags >= 0 {
-            rdma::fcntl(inner, F_SETFL, flags & O_NONBLOCK);
+            rdma::fcntl(rsocket, F_SETFL, flags & O_NONBLOCK);
             // Another thread may have changed both since the flags were read.
             let now = placeholder_flags(fd);
             if now & O_NONBLOCK == flags & O_NONBLOCK {
@@ -129,7 +129,7 @@ pub fn sync_nonblock(fd: c_int, inner: c_int) {
         }
         // Or the forward has, which must not wait for the rsocket.
         if table::get(fd).is_some_and(|entry| entry.kind == Kind::Forwarded) {
-            rdma::fcntl(inner, F_SETFL, O_NONBLOCK);
+            rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK);
         }
     });
 }
@@ -138,50 +138,50 @@ fn placeholder_flags(fd: c_int) -> c_int {
     kernel::fcntl(fd, F_GETFL, 0)
 }
 
-/// Adds a reference to an rsocket. Returns the entry for the number that is to hold it, or `None`
-/// if the rsocket is being closed.
+/// Adds a reference to an rsocket. Returns the entry for the descriptor that is to hold it, or
+/// `None` if the rsocket is being closed.
 pub fn hold(entry: Entry) -> Option<Entry> {
-    table::hold(entry.inner).then(|| entry.with_index(table::index_of(entry.inner)))
+    table::hold(entry.handle).then(|| entry.with_index(table::index_of(entry.handle)))
 }
 
-/// Drops a number's reference to an rsocket, and closes the rsocket with the last one. Returns 0,
-/// or -1 with `errno`.
+/// Drops a descriptor's reference to an rsocket, and closes the rsocket with the last one. Returns
+/// 0, or -1 with `errno`.
 pub fn release(entry: Entry) -> c_int {
-    if drop_reference(entry) { rsocket_abi::rclose(entry.inner) } else { 0 }
+    if drop_reference(entry) { rsocket_abi::rclose(entry.handle) } else { 0 }
 }
 
 /// The bytes to receive, or not sent yet, of an rsocket: a private option of librdmacm. Returns the
 /// errno of a failure: EAGAIN in a signal handler that has interrupted another call.
-pub fn bytes(inner: c_int, option: c_int) -> Result<c_int, c_int> {
-    let bytes = || rdma::get(inner, (base::private::LEVEL, option)).ok_or_else(errno::get);
+pub fn bytes(rsocket: c_int, option: c_int) -> Result<c_int, c_int> {
+    let bytes = || rdma::get(rsocket, (base::private::LEVEL, option)).ok_or_else(errno::get);
     errno::keeping(bytes).map(|(bytes, _)| bytes)
 }
 
 /// Makes a listener answer no more requests. Returns the connections that it still has for accept,
 /// also those in the handshake; 0 if librdmacm does not tell.
-pub fn last_connections(inner: c_int) -> c_int {
-    library_option(inner, base::private::LAST_CONNECTIONS).unwrap_or(0)
+pub fn last_connections(rsocket: c_int) -> c_int {
+    library_option(rsocket, base::private::LAST_CONNECTIONS).unwrap_or(0)
 }
 
-/// Closes an rsocket to which no number refers: its peer sees a reset, not an end in order.
-pub fn reset(inner: c_int) {
-    reset_when_closed(inner);
-    close(inner);
+/// Closes an rsocket to which no descriptor refers: its peer sees a reset, not an end in order.
+pub fn reset(rsocket: c_int) {
+    reset_when_closed(rsocket);
+    close(rsocket);
 }
 
 /// Closes one.
-pub fn close(inner: c_int) {
-    errno::keeping(|| rsocket_abi::rclose(inner));
+pub fn close(rsocket: c_int) {
+    errno::keeping(|| rsocket_abi::rclose(rsocket));
 }
 
 /// The peer of an rsocket will see a reset when it is closed.
-pub fn reset_when_closed(inner: c_int) {
+pub fn reset_when_closed(rsocket: c_int) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    let _ = rdma::set(inner, (libc::SOL_SOCKET, libc::SO_LINGER), &linger);
+    let _ = rdma::set(rsocket, (libc::SOL_SOCKET, libc::SO_LINGER), &linger);
 }
 
-/// Drops a number's reference to an rsocket. Returns whether it was the last one.
+/// Drops a descriptor's reference to an rsocket. Returns whether it was the last one.
 pub fn drop_reference(entry: Entry) -> bool {
-    table::leave_index(entry.inner, entry.index());
-    table::drop(entry.inner)
+    table::leave_index(entry.handle, entry.index());
+    table::drop(entry.handle)
 }

@@ -15,18 +15,18 @@ use crate::memory::{AnyBytes, Plain, plain};
 use crate::next_symbol::{self, rsocket_abi};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Name(SocketAddr);
+pub struct SockAddr(SocketAddr);
 
-impl Name {
-    pub fn new(address: IpAddr, number: u16) -> Name {
-        Name(SocketAddr::new(address, number))
+impl SockAddr {
+    pub fn new(address: IpAddr, number: u16) -> SockAddr {
+        SockAddr(SocketAddr::new(address, number))
     }
 
     /// The address that a program passes to a call. `None` for other families than IPv4 and IPv6.
     ///
     /// # Safety
     /// `addr` is null or has `len` bytes.
-    pub unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Option<Name> {
+    pub unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Option<SockAddr> {
         if addr.is_null() || (len as usize) < size_of::<sockaddr_in>() {
             return None;
         }
@@ -35,12 +35,12 @@ impl Name {
             match c_int::from((&raw const (*addr).sa_family).read_unaligned()) {
                 AF_INET => {
                     let four = addr.cast::<sockaddr_in>().read_unaligned();
-                    Some(Name::new(four.sin_addr.s_addr.to_ne_bytes().into(), u16::from_be(four.sin_port)))
+                    Some(SockAddr::new(four.sin_addr.s_addr.to_ne_bytes().into(), u16::from_be(four.sin_port)))
                 }
                 AF_INET6 if len as usize >= size_of::<sockaddr_in6>() => {
                     let six = addr.cast::<sockaddr_in6>().read_unaligned();
                     let (address, number) = (Ipv6Addr::from(six.sin6_addr.s6_addr), u16::from_be(six.sin6_port));
-                    Some(Name(SocketAddrV6::new(address, number, six.sin6_flowinfo, six.sin6_scope_id).into()))
+                    Some(SockAddr(SocketAddrV6::new(address, number, six.sin6_flowinfo, six.sin6_scope_id).into()))
                 }
                 _ => None,
             }
@@ -74,11 +74,11 @@ impl Name {
 
     /// Makes a call that stores an address. `None` if it fails, or has none of IPv4 or IPv6.
     /// Returns the address as RDMA devices have it.
-    pub fn take(call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<Name> {
+    pub fn take(call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<SockAddr> {
         let (mut storage, mut len) = (sockaddr_storage::zero(), size_of::<sockaddr_storage>() as socklen_t);
         let result = call((&raw mut storage).cast(), &raw mut len);
         // SAFETY: the storage has this length.
-        let name = unsafe { Name::read((&raw const storage).cast(), len) };
+        let name = unsafe { SockAddr::read((&raw const storage).cast(), len) };
         name.filter(|_| result == 0).map(|name| name.of_device())
     }
 
@@ -101,7 +101,7 @@ impl Name {
     }
 
     /// The port.
-    pub fn number(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.0.port()
     }
 
@@ -111,32 +111,32 @@ impl Name {
     }
 
     /// The address with another port.
-    pub fn with_number(&self, number: u16) -> Name {
+    pub fn with_port(&self, number: u16) -> SockAddr {
         let mut name = *self;
         name.0.set_port(number);
         name
     }
 
     /// The address as a socket of that family has it: an IPv6 socket maps those of IPv4.
-    pub fn in_family(&self, family: c_int) -> Name {
+    pub fn in_family(&self, family: c_int) -> SockAddr {
         match self.address() {
-            IpAddr::V4(address) if family == AF_INET6 => Name::new(address.to_ipv6_mapped().into(), self.number()),
+            IpAddr::V4(address) if family == AF_INET6 => SockAddr::new(address.to_ipv6_mapped().into(), self.port()),
             _ => *self,
         }
     }
 
     /// The address as RDMA devices have it: one of IPv4 where an IPv6 socket maps it
     /// (`::ffff:a.b.c.d`).
-    pub fn of_device(&self) -> Name {
+    pub fn of_device(&self) -> SockAddr {
         match self.address() {
-            address @ IpAddr::V4(_) => Name::new(address, self.number()),
+            address @ IpAddr::V4(_) => SockAddr::new(address, self.port()),
             IpAddr::V6(_) => *self,
         }
     }
 
     /// Whether the address and the port are those of another one.
-    pub fn is_at(&self, other: &Name) -> bool {
-        (self.address(), self.number()) == (other.address(), other.number())
+    pub fn is_at(&self, other: &SockAddr) -> bool {
+        (self.address(), self.port()) == (other.address(), other.port())
     }
 }
 
@@ -152,7 +152,7 @@ pub unsafe fn store(from: *const sockaddr, size: socklen_t, addr: *mut sockaddr,
     }
 }
 
-/// A [`Name`], or none, in words.
+/// A [`SockAddr`], or none, in words.
 pub struct AtomicName([AtomicU64; 4]);
 
 plain! { AtomicName }
@@ -162,29 +162,31 @@ impl AtomicName {
         AtomicName([const { AtomicU64::new(0) }; 4])
     }
 
-    pub fn store(&self, name: &Name) {
+    pub fn store(&self, name: &SockAddr) {
         let (address, rest) = match name.0 {
             SocketAddr::V4(four) => (four.ip().to_bits().into(), 0),
             SocketAddr::V6(six) => (six.ip().to_bits(), u64::from(six.flowinfo()) << 32 | u64::from(six.scope_id())),
         };
-        let kind = (name.family() as u64) << 16 | u64::from(name.number());
+        let kind = (name.family() as u64) << 16 | u64::from(name.port());
         for (word, value) in self.0.iter().zip([kind, (address >> 64) as u64, address as u64, rest]) {
             word.store(value, SeqCst);
         }
     }
 
-    pub fn load(&self) -> Option<Name> {
+    pub fn load(&self) -> Option<SockAddr> {
         let [kind, high, low, rest] = self.0.each_ref().map(|word| word.load(SeqCst));
         let (number, address) = (kind as u16, u128::from(high) << 64 | u128::from(low));
         match (kind >> 16) as c_int {
-            AF_INET => Some(Name::new((low as u32).to_be_bytes().into(), number)),
-            AF_INET6 => Some(Name(SocketAddrV6::new(address.into(), number, (rest >> 32) as u32, rest as u32).into())),
+            AF_INET => Some(SockAddr::new((low as u32).to_be_bytes().into(), number)),
+            AF_INET6 => {
+                Some(SockAddr(SocketAddrV6::new(address.into(), number, (rest >> 32) as u32, rest as u32).into()))
+            }
             _ => None,
         }
     }
 
     /// Returns the name, and forgets it.
-    pub fn take(&self) -> Option<Name> {
+    pub fn take(&self) -> Option<SockAddr> {
         let name = self.load();
         self.0.iter().for_each(|word| word.store(0, SeqCst));
         name
@@ -205,12 +207,12 @@ macro_rules! sockets {
                 unsafe { $from::$accept(fd, core::ptr::null_mut(), core::ptr::null_mut() $(, $flags)?) }
             }
 
-            pub fn bind(fd: c_int, name: &Name) -> c_int {
+            pub fn bind(fd: c_int, name: &SockAddr) -> c_int {
                 // SAFETY: an address of this length.
                 name.pass(|addr, len| unsafe { $from::$bind(fd, addr, len) })
             }
 
-            pub fn connect(fd: c_int, name: &Name) -> c_int {
+            pub fn connect(fd: c_int, name: &SockAddr) -> c_int {
                 // SAFETY: an address of this length.
                 name.pass(|addr, len| unsafe { $from::$connect(fd, addr, len) })
             }
@@ -226,15 +228,15 @@ macro_rules! sockets {
             }
 
             /// The peer's address.
-            pub fn peer(fd: c_int) -> Option<Name> {
+            pub fn peer(fd: c_int) -> Option<SockAddr> {
                 // SAFETY: room for an address of this length.
-                Name::take(|addr, len| unsafe { $from::$getpeername(fd, addr, len) })
+                SockAddr::take(|addr, len| unsafe { $from::$getpeername(fd, addr, len) })
             }
 
             /// The local address.
-            pub fn own(fd: c_int) -> Option<Name> {
+            pub fn own(fd: c_int) -> Option<SockAddr> {
                 // SAFETY: room for an address of this length.
-                Name::take(|addr, len| unsafe { $from::$getsockname(fd, addr, len) })
+                SockAddr::take(|addr, len| unsafe { $from::$getsockname(fd, addr, len) })
             }
 
             /// The value and the length of an option.
@@ -333,22 +335,25 @@ mod tests_of_name {
 
     #[test]
     fn mapped_addresses_are_of_ipv4() {
-        let mapped = Name::new("::ffff:10.1.2.3".parse().unwrap(), 7471);
+        let mapped = SockAddr::new("::ffff:10.1.2.3".parse().unwrap(), 7471);
         let four = mapped.of_device();
-        assert_eq!((four.family(), four.number(), four), (AF_INET, 7471, Name::new("10.1.2.3".parse().unwrap(), 7471)));
+        assert_eq!(
+            (four.family(), four.port(), four),
+            (AF_INET, 7471, SockAddr::new("10.1.2.3".parse().unwrap(), 7471))
+        );
         assert_eq!((four.in_family(AF_INET6), four.in_family(AF_INET)), (mapped, four));
-        let six = Name::new("fe80::ffff:10.1.2.3".parse().unwrap(), 7471);
+        let six = SockAddr::new("fe80::ffff:10.1.2.3".parse().unwrap(), 7471);
         assert_eq!((six.of_device(), six.in_family(AF_INET6)), (six, six));
     }
 
     #[test]
     fn names_survive_calls_and_words() {
-        let scoped = Name(SocketAddrV6::new("fe80::1".parse().unwrap(), 80, 7, 3).into());
-        for name in [scoped, Name::new("10.1.2.3".parse().unwrap(), 7471)] {
+        let scoped = SockAddr(SocketAddrV6::new("fe80::1".parse().unwrap(), 80, 7, 3).into());
+        for name in [scoped, SockAddr::new("10.1.2.3".parse().unwrap(), 7471)] {
             // SAFETY: an address of this length.
-            assert_eq!(name.pass(|addr, len| unsafe { Name::read(addr, len) }), Some(name));
+            assert_eq!(name.pass(|addr, len| unsafe { SockAddr::read(addr, len) }), Some(name));
             // SAFETY: an address of less than this length.
-            assert_eq!(name.pass(|addr, len| unsafe { Name::read(addr, len - 1) }), None);
+            assert_eq!(name.pass(|addr, len| unsafe { SockAddr::read(addr, len - 1) }), None);
             let (mut storage, mut len) = (sockaddr_storage::zero(), 4);
             // SAFETY: room for more than this length.
             unsafe { name.write((&raw mut storage).cast(), &raw mut len) };

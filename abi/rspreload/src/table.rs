@@ -1,10 +1,11 @@
-//! What the program's numbers stand for.
+//! What the program's descriptors stand for.
 //!
 //! Two tables of atomic words: one has the [`Entry`] of each number of the program; the other
-//! counts, for each inner number, the program's numbers that stand for it (dup), and has their
+//! counts, for each rsocket descriptor, the program's descriptors that stand for it (dup), and has
+//! their
 //! [indices](index_of). Words, not pointers: nothing is freed that a reader could still use, so a
 //! look-up is an atomic load, safe in signal handlers and in threads that race with a close. A call
-//! that loses such a race finds an inner number that is closed, and fails with `EBADF` in
+//! that loses such a race finds an rsocket descriptor that is closed, and fails with `EBADF` in
 //! librdmacm.
 
 use core::ffi::c_int;
@@ -15,27 +16,28 @@ use libc::{EBADF, ENOMEM};
 
 use crate::memory::{Mapping, Plain};
 
-/// What is behind a number of the program.
+/// What is behind a descriptor of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// An rsocket. `inner` is its number in librdmacm; the program's number is a placeholder.
+    /// An rsocket. `handle` is its descriptor in librdmacm; the program's descriptor is a
+    /// placeholder.
     Socket = 1,
     /// A socket of the kernel's that may still become an rsocket (fork mode).
     Pending,
-    /// An epoll instance of the kernel's, with its rsockets in the instance `inner` of librdmacm.
+    /// An epoll instance of the kernel's, with its rsockets in the instance `handle` of librdmacm.
     Epoll,
-    /// A socket of the kernel's for which an rsocket connects (automatic mode). `inner` is a ticket
-    /// of `auto::connect`.
+    /// A socket of the kernel's for which an rsocket connects (automatic mode). `handle` is a
+    /// ticket of `auto::connect`.
     Connecting,
-    /// A listener of the kernel's at whose port rsockets listen (automatic mode). `inner` is its
+    /// A listener of the kernel's at whose port rsockets listen (automatic mode). `handle` is its
     /// index in `auto::listeners`.
     Listener,
-    /// A socket of the kernel's whose data another process forwards (automatic mode). `inner` is
+    /// A socket of the kernel's whose data another process forwards (automatic mode). `rsocket` is
     /// its index in `auto::shared`.
     Forwarded,
 }
 
-/// The table's entry for a number.
+/// The table's entry for a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// What is behind it.
@@ -44,8 +46,8 @@ pub struct Entry {
     /// [index](Entry::index), below them are the [process](Entry::is_inherited), the [first
     /// calls](Entry::looked) that are left, and bits for automatic mode.
     pub flags: u32,
-    /// The number in librdmacm, -1 for none.
-    pub inner: c_int,
+    /// By kind: see [`Kind`]. -1 for none.
+    pub handle: c_int,
 }
 
 const INDEX_SHIFT: u32 = 16;
@@ -74,14 +76,14 @@ fn process() -> u32 {
 
 impl Entry {
     /// A new rsocket of this process. `flags` are bits for automatic mode.
-    pub fn rsocket(inner: c_int, flags: u32) -> Entry {
+    pub fn rsocket(rsocket: c_int, flags: u32) -> Entry {
         /// Enough for programs that set O_NONBLOCK after a handshake.
         const FIRST_CALLS: u32 = 8;
-        Entry { kind: Kind::Socket, flags: flags | (FIRST_CALLS * LOOK) | process(), inner }
+        Entry { kind: Kind::Socket, flags: flags | (FIRST_CALLS * LOOK) | process(), handle: rsocket }
     }
 
-    /// Whether a call needs only the inner number: the entry is an rsocket, and its first calls are
-    /// over.
+    /// Whether a call needs only the rsocket descriptor: the entry is an rsocket, and its first
+    /// calls are over.
     #[inline(always)]
     pub fn is_settled(self) -> bool {
         self.kind == Kind::Socket && self.flags & LOOKS == 0
@@ -97,7 +99,7 @@ impl Entry {
         self.flags & PROCESS != process()
     }
 
-    /// The index of the number among the numbers of its rsocket.
+    /// The index of the descriptor among the numbers of its rsocket.
     pub fn index(self) -> u32 {
         self.flags >> INDEX_SHIFT
     }
@@ -107,10 +109,10 @@ impl Entry {
         Entry { flags: self.flags & ((1 << INDEX_SHIFT) - 1) | index << INDEX_SHIFT, ..self }
     }
 
-    /// As a word: kind, flags and inner from the top. 0 is no entry.
+    /// As a word: kind, flags and handle from the top. 0 is no entry.
     fn pack(entry: Option<Entry>) -> u64 {
         let Some(entry) = entry else { return 0 };
-        (entry.kind as u64) << 56 | u64::from(entry.flags & 0xff_ffff) << 32 | u64::from(entry.inner as u32)
+        (entry.kind as u64) << 56 | u64::from(entry.flags & 0xff_ffff) << 32 | u64::from(entry.handle as u32)
     }
 
     #[inline(always)]
@@ -124,15 +126,15 @@ impl Entry {
             5 => Kind::Listener,
             _ => Kind::Forwarded,
         };
-        Some(Entry { kind, flags: (word >> 32) as u32 & 0xff_ffff, inner: word as u32 as c_int })
+        Some(Entry { kind, flags: (word >> 32) as u32 & 0xff_ffff, handle: word as u32 as c_int })
     }
 }
 
-/// The `inner` of a socket that is being closed: never an open number, so calls on it fail as on a
-/// closed one.
+/// The `handle` of a socket that is being closed: never an open descriptor, so calls on it fail as
+/// on a closed one.
 pub const CLOSING: c_int = c_int::MAX;
 
-/// Numbers below this are in the first chunk; each further chunk has as many as all before it.
+/// Descriptors below this are in the first chunk; each further chunk has as many as all before it.
 const FIRST: usize = 1024;
 const CHUNKS: usize = 32 - FIRST.trailing_zeros() as usize;
 
@@ -159,8 +161,8 @@ impl<T: Plain> Growing<T> {
         Some((top + 1 - FIRST.trailing_zeros() as usize, number - (1 << top), 1 << top))
     }
 
-    /// The word of a number, or `None` if [`Growing::get_or_grow`] was never called for one in its
-    /// chunk.
+    /// The word of a descriptor, or `None` if [`Growing::get_or_grow`] was never called for one in
+    /// its chunk.
     #[inline(always)]
     pub fn get(&self, fd: c_int) -> Option<&T> {
         let (chunk, index, _) = Self::index(fd)?;
@@ -170,7 +172,7 @@ impl<T: Plain> Growing<T> {
         (!start.is_null()).then(|| unsafe { &*start.add(index) })
     }
 
-    /// All words that have memory, with their numbers.
+    /// All words that have memory, with their descriptors.
     pub fn all(&self) -> impl Iterator<Item = (c_int, &T)> {
         let chunks = self.chunks.iter().enumerate();
         chunks.flat_map(|(chunk, start)| {
@@ -183,7 +185,7 @@ impl<T: Plain> Growing<T> {
         })
     }
 
-    /// The word of a number, after allocating its chunk if need be: `ENOMEM`.
+    /// The word of a descriptor, after allocating its chunk if need be: `ENOMEM`.
     pub fn get_or_grow(&self, fd: c_int) -> Result<&T, c_int> {
         let (chunk, _, len) = Self::index(fd).ok_or(EBADF)?;
         let chunk = self.chunks.get(chunk).ok_or(EBADF)?;
@@ -204,14 +206,14 @@ static REFERENCES: Growing<AtomicU64> = Growing::new();
 
 /// Whether there was ever an entry. Until then a call costs this load only.
 ///
-/// Relaxed is enough: a thread gets a number from another thread after that thread has put the
+/// Relaxed is enough: a thread gets a descriptor from another thread after that thread has put the
 /// entry in.
 #[inline(always)]
 pub fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// The process has descriptors of librdmacm's, which calls on other numbers must not touch.
+/// The process has descriptors of librdmacm's, which calls on other descriptors must not touch.
 pub fn expect_library_fds() {
     ANY.store(true, Ordering::Relaxed);
 }
@@ -225,7 +227,7 @@ pub fn get(fd: c_int) -> Option<Entry> {
     Entry::unpack(ENTRIES.get(fd)?.load(Ordering::Acquire))
 }
 
-/// Calls `call` with each number that has an entry.
+/// Calls `call` with each descriptor that has an entry.
 pub fn each(mut call: impl FnMut(c_int, Entry)) {
     for (fd, slot) in ENTRIES.all() {
         if let Some(entry) = Entry::unpack(slot.load(Ordering::Acquire)) {
@@ -258,8 +260,8 @@ pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
     slot.compare_exchange(Entry::pack(old), Entry::pack(new), Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
-/// The lower half of a word is the count of references to the inner number, the upper half a bit
-/// for each index in use.
+/// The lower half of a word is the count of references to the rsocket descriptor, the upper half a
+/// bit for each index in use.
 const INDEX_BITS: u32 = 32;
 
 /// The indices of the numbers of an rsocket.
@@ -268,17 +270,17 @@ pub const INDICES: usize = INDEX_BITS as usize;
 /// The index of all further numbers of an rsocket that has this many.
 const LAST_INDEX: u32 = 63 - INDEX_BITS;
 
-/// Sets the count of references of an inner number to one: librdmacm has just returned it, or has
-/// not closed it. `index` is that of the number that refers to it. Fails with `ENOMEM`.
-pub fn first(inner: c_int, index: u32) -> Result<(), c_int> {
-    REFERENCES.get_or_grow(inner)?.store(1 | 1 << (INDEX_BITS + index), Ordering::Release);
+/// Sets the count of references of an rsocket descriptor to one: librdmacm has just returned it, or
+/// has not closed it. `index` is that of the descriptor that refers to it. Fails with `ENOMEM`.
+pub fn first(rsocket: c_int, index: u32) -> Result<(), c_int> {
+    REFERENCES.get_or_grow(rsocket)?.store(1 | 1 << (INDEX_BITS + index), Ordering::Release);
     Ok(())
 }
 
-/// Adds a reference to `inner`. Returns false if the last one is gone. Entries without an inner
-/// number need none.
-pub fn hold(inner: c_int) -> bool {
-    let Some(count) = REFERENCES.get(inner) else { return inner < 0 };
+/// Adds a reference to `rsocket`. Returns false if the last one is gone. Entries without a
+/// handle need none.
+pub fn hold(rsocket: c_int) -> bool {
+    let Some(count) = REFERENCES.get(rsocket) else { return rsocket < 0 };
     let more = |now: u64| match now as u32 {
         0 | u32::MAX => None,
         _ => Some(now + 1),
@@ -286,25 +288,25 @@ pub fn hold(inner: c_int) -> bool {
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
 }
 
-/// Drops a reference. Returns true if it was the last one: the caller closes `inner`.
-pub fn drop(inner: c_int) -> bool {
-    let Some(count) = REFERENCES.get(inner) else { return false };
+/// Drops a reference. Returns true if it was the last one: the caller closes `rsocket`.
+pub fn drop(rsocket: c_int) -> bool {
+    let Some(count) = REFERENCES.get(rsocket) else { return false };
     let less = |now: u64| if now as u32 == 0 { None } else { Some(now - 1) };
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok_and(|before| before as u32 == 1)
 }
 
-/// Takes the lowest free index for another number of the rsocket `inner`. Epoll instances tell
+/// Takes the lowest free index for another number of the rsocket `rsocket`. Epoll instances tell
 /// numbers of one rsocket apart by it, as the kernel's do.
-pub fn index_of(inner: c_int) -> u32 {
-    let Some(word) = REFERENCES.get(inner) else { return 0 };
+pub fn index_of(rsocket: c_int) -> u32 {
+    let Some(word) = REFERENCES.get(rsocket) else { return 0 };
     let lowest = |now: u64| (now >> INDEX_BITS).trailing_ones().min(LAST_INDEX);
     let take = |now: u64| Some(now | 1 << (INDEX_BITS + lowest(now)));
     word.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).map_or(0, lowest)
 }
 
-/// Frees the index of a number that no longer stands for `inner`.
-pub fn leave_index(inner: c_int, index: u32) {
-    if let (Some(word), 0..LAST_INDEX) = (REFERENCES.get(inner), index) {
+/// Frees the index of a descriptor that no longer stands for `rsocket`.
+pub fn leave_index(rsocket: c_int, index: u32) {
+    if let (Some(word), 0..LAST_INDEX) = (REFERENCES.get(rsocket), index) {
         word.fetch_and(!(1 << (INDEX_BITS + index)), Ordering::AcqRel);
     }
 }
@@ -313,19 +315,19 @@ pub fn leave_index(inner: c_int, index: u32) {
 mod tests {
     use super::*;
 
-    fn socket(inner: c_int) -> Option<Entry> {
-        Some(Entry { kind: Kind::Socket, flags: 0, inner })
+    fn socket(rsocket: c_int) -> Option<Entry> {
+        Some(Entry { kind: Kind::Socket, flags: 0, handle: rsocket })
     }
 
-    // Numbers no test opens: the table is one for all tests of this program.
+    // Descriptors no test opens: the table is one for all tests of this program.
     const FAR: c_int = 3_000_000;
 
     #[test]
     fn words_keep_what_entries_say() {
         for kind in [Kind::Socket, Kind::Pending, Kind::Epoll, Kind::Connecting, Kind::Listener, Kind::Forwarded] {
             for flags in [0, 1, 0xff_ffff] {
-                for inner in [-1, 0, 5, c_int::MAX] {
-                    let entry = Some(Entry { kind, flags, inner });
+                for rsocket in [-1, 0, 5, c_int::MAX] {
+                    let entry = Some(Entry { kind, flags, handle: rsocket });
                     assert_eq!(Entry::unpack(Entry::pack(entry)), entry);
                 }
             }
@@ -378,39 +380,39 @@ mod tests {
 
     #[test]
     fn the_last_reference_is_the_last() {
-        let inner = FAR + 3;
-        assert!(!hold(inner));
-        assert!(!drop(inner));
-        first(inner, 0).unwrap();
-        assert!(hold(inner));
-        assert!(!drop(inner));
-        assert!(drop(inner));
-        assert!(!drop(inner));
-        assert!(!hold(inner));
+        let rsocket = FAR + 3;
+        assert!(!hold(rsocket));
+        assert!(!drop(rsocket));
+        first(rsocket, 0).unwrap();
+        assert!(hold(rsocket));
+        assert!(!drop(rsocket));
+        assert!(drop(rsocket));
+        assert!(!drop(rsocket));
+        assert!(!hold(rsocket));
         assert!(hold(-1));
         assert!(!drop(-1));
     }
 
     #[test]
     fn each_number_of_an_rsocket_has_an_index() {
-        let inner = FAR + 4;
-        first(inner, 0).unwrap();
-        assert_eq!((index_of(inner), index_of(inner), index_of(inner)), (1, 2, 3));
-        leave_index(inner, 2);
-        leave_index(inner, 0);
-        assert_eq!((index_of(inner), index_of(inner), index_of(inner)), (0, 2, 4));
+        let rsocket = FAR + 4;
+        first(rsocket, 0).unwrap();
+        assert_eq!((index_of(rsocket), index_of(rsocket), index_of(rsocket)), (1, 2, 3));
+        leave_index(rsocket, 2);
+        leave_index(rsocket, 0);
+        assert_eq!((index_of(rsocket), index_of(rsocket), index_of(rsocket)), (0, 2, 4));
         for index in 5..LAST_INDEX {
-            assert_eq!(index_of(inner), index);
+            assert_eq!(index_of(rsocket), index);
         }
-        assert_eq!((index_of(inner), index_of(inner)), (LAST_INDEX, LAST_INDEX));
-        leave_index(inner, LAST_INDEX);
-        assert_eq!(index_of(inner), LAST_INDEX);
-        let entry = Entry { kind: Kind::Socket, flags: 0xffff, inner }.with_index(LAST_INDEX);
+        assert_eq!((index_of(rsocket), index_of(rsocket)), (LAST_INDEX, LAST_INDEX));
+        leave_index(rsocket, LAST_INDEX);
+        assert_eq!(index_of(rsocket), LAST_INDEX);
+        let entry = Entry { kind: Kind::Socket, flags: 0xffff, handle: rsocket }.with_index(LAST_INDEX);
         assert_eq!((entry.index(), entry.flags & 0xffff), (LAST_INDEX, 0xffff));
         assert_eq!(Entry::unpack(Entry::pack(Some(entry))), Some(entry));
         assert_eq!(entry.with_index(0).index(), 0);
         // Indices are no references.
-        assert!(drop(inner));
+        assert!(drop(rsocket));
         assert_eq!(index_of(CLOSING), 0);
     }
 }

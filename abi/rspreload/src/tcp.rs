@@ -9,7 +9,7 @@ use libc::{
 };
 
 use crate::process::Deadline;
-use crate::sockets::{Name, kernel, rdma};
+use crate::sockets::{SockAddr, kernel, rdma};
 use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
 /// Reads up to `bytes.len()` bytes without consuming them. Returns their number, or the errno of
@@ -87,7 +87,7 @@ pub fn is_listening(fd: c_int) -> bool {
     state(fd) == Some(LISTEN)
 }
 
-/// The kernel's identifier of the socket (SO_COOKIE), which all copies of the number share.
+/// The kernel's identifier of the socket (SO_COOKIE), which all copies of the descriptor share.
 pub fn identity(fd: c_int) -> Option<u64> {
     kernel::get::<u64>(fd, (SOL_SOCKET, libc::SO_COOKIE)).map(|(cookie, _)| cookie)
 }
@@ -96,32 +96,32 @@ pub fn identity(fd: c_int) -> Option<u64> {
 
 /// Makes an rsocket of the address's family and passes it to `use_it`. If that returns false the
 /// rsocket is closed, with `errno` left as `use_it` has set it.
-pub fn make_rsocket(name: &Name, use_it: impl FnOnce(c_int) -> bool) -> Option<c_int> {
-    let inner = rsocket::create(name.family(), SOCK_STREAM, 0);
-    if inner < 0 {
+pub fn make_rsocket(name: &SockAddr, use_it: impl FnOnce(c_int) -> bool) -> Option<c_int> {
+    let rsocket = rsocket::create(name.family(), SOCK_STREAM, 0);
+    if rsocket < 0 {
         return None;
     }
-    if use_it(inner) {
-        return Some(inner);
+    if use_it(rsocket) {
+        return Some(rsocket);
     }
-    rsocket::close(inner);
+    rsocket::close(rsocket);
     None
 }
 
 /// The option that an rsocket takes before it is bound only.
-pub fn copy_reuse(tcp: c_int, inner: c_int) {
-    copy_option(tcp, inner, (SOL_SOCKET, libc::SO_REUSEADDR));
+pub fn copy_reuse(tcp: c_int, rsocket: c_int) {
+    copy_option(tcp, rsocket, (SOL_SOCKET, libc::SO_REUSEADDR));
 }
 
-fn copy_option(tcp: c_int, inner: c_int, option: (c_int, c_int)) {
+fn copy_option(tcp: c_int, rsocket: c_int, option: (c_int, c_int)) {
     // The largest structure among the options that are copied is a timeval.
     if let Some((value, len)) = kernel::get::<[c_int; 4]>(tcp, option) {
-        let _ = rdma::set_bytes(inner, option, &value, len);
+        let _ = rdma::set_bytes(rsocket, option, &value, len);
     }
 }
 
 /// The options that an rsocket takes when it is connected, too.
-pub fn copy_connected_options(tcp: c_int, inner: c_int) {
+pub fn copy_connected_options(tcp: c_int, rsocket: c_int) {
     const ALWAYS: [(c_int, c_int); 3] =
         [(IPPROTO_TCP, libc::TCP_NODELAY), (SOL_SOCKET, libc::SO_RCVTIMEO), (SOL_SOCKET, libc::SO_SNDTIMEO)];
     const KEEPALIVE: [(c_int, c_int); 4] = [
@@ -135,23 +135,23 @@ pub fn copy_connected_options(tcp: c_int, inner: c_int) {
     let is_on = |level, name| int(tcp, level, name).is_some_and(|value| value != 0);
     let keepalive = if is_on(SOL_SOCKET, libc::SO_KEEPALIVE) { &KEEPALIVE[..] } else { &[] };
     let linger = if is_on(SOL_SOCKET, libc::SO_LINGER) { &[(SOL_SOCKET, libc::SO_LINGER)][..] } else { &[] };
-    ALWAYS.iter().chain(keepalive).chain(linger).for_each(|&option| copy_option(tcp, inner, option));
+    ALWAYS.iter().chain(keepalive).chain(linger).for_each(|&option| copy_option(tcp, rsocket, option));
     let flags = kernel::fcntl(tcp, F_GETFL, 0);
-    rdma::fcntl(inner, F_SETFL, if flags < 0 { 0 } else { flags & O_NONBLOCK });
+    rdma::fcntl(rsocket, F_SETFL, if flags < 0 { 0 } else { flags & O_NONBLOCK });
 }
 
 // Binding rsockets: with the errno values of TCP, and beside TCP.
 
 /// Binds an rsocket. Returns whether that was possible, otherwise with `errno`.
-pub fn bind(inner: c_int, at: &Name) -> bool {
-    like_tcp(rdma::bind(inner, at), || Some(*at)) == 0
+pub fn bind(rsocket: c_int, at: &SockAddr) -> bool {
+    like_tcp(rdma::bind(rsocket, at), || Some(*at)) == 0
 }
 
 /// The result of binding an rsocket to a name.
 ///
 /// If the port is in use, and either address is a wildcard, the kernel's RDMA CM fails with
 /// EADDRNOTAVAIL, as for the address of another host. Programs expect EADDRINUSE for ports.
-pub fn like_tcp(result: c_int, name: impl FnOnce() -> Option<Name>) -> c_int {
+pub fn like_tcp(result: c_int, name: impl FnOnce() -> Option<SockAddr>) -> c_int {
     if result != 0 && errno::get() == EADDRNOTAVAIL && errno::keeping(|| name().is_some_and(|name| is_local(&name))) {
         return errno::fail(EADDRINUSE);
     }
@@ -160,14 +160,14 @@ pub fn like_tcp(result: c_int, name: impl FnOnce() -> Option<Name>) -> c_int {
 
 /// Whether an address is this host's. bind(2) does not tell: with IP_FREEBIND or ip_nonlocal_bind
 /// it accepts the addresses of others.
-fn is_local(name: &Name) -> bool {
+fn is_local(name: &SockAddr) -> bool {
     let mut is_local = name.address().is_unspecified() || name.address().is_loopback();
     each_local(|local| is_local |= local.address() == name.address());
     is_local
 }
 
 /// Calls `call` with each address of an interface that is up.
-pub fn each_local(mut call: impl FnMut(Name)) {
+pub fn each_local(mut call: impl FnMut(SockAddr)) {
     let mut list: *mut libc::ifaddrs = core::ptr::null_mut();
     // SAFETY: the list is valid until it is freed; its addresses have the length of their family.
     unsafe {
@@ -182,7 +182,7 @@ pub fn each_local(mut call: impl FnMut(Name)) {
                 AF_INET6 => size_of::<libc::sockaddr_in6>(),
                 _ => continue,
             };
-            let name = Name::read(interface.ifa_addr, len as socklen_t);
+            let name = SockAddr::read(interface.ifa_addr, len as socklen_t);
             name.filter(|_| interface.ifa_flags & libc::IFF_UP as u32 != 0).map(&mut call);
         }
         libc::freeifaddrs(list);
@@ -195,26 +195,26 @@ pub fn each_local(mut call: impl FnMut(Name)) {
 /// They can't without RDMA, nor with soft-iWARP, whose listeners are TCP sockets of the kernel and
 /// conflict with the program's own. Both ends find this out in the same way, each with a TCP
 /// listener of the library's own. So neither waits for a peer that can't come.
-pub fn shares_port(own: &Name) -> bool {
+pub fn shares_port(own: &SockAddr) -> bool {
     let tcp = next_symbol::socket(own.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
     if tcp < 0 {
         return false;
     }
-    let listens = kernel::bind(tcp, &own.with_number(0)) == 0 && next_symbol::listen(tcp, 1) == 0;
+    let listens = kernel::bind(tcp, &own.with_port(0)) == 0 && next_symbol::listen(tcp, 1) == 0;
     let shared = listens && kernel::own(tcp).is_some_and(|name| can_listen(&name));
     next_symbol::close(tcp);
     shared
 }
 
-fn can_listen(name: &Name) -> bool {
+fn can_listen(name: &SockAddr) -> bool {
     let mut can = false;
-    let inner = make_rsocket(name, |inner| {
+    let rsocket = make_rsocket(name, |rsocket| {
         // Another rsocket may happen to have the port: then there are rsockets.
-        can = if bind(inner, name) { rsocket_abi::rlisten(inner, 1) == 0 } else { errno::get() == EADDRINUSE };
+        can = if bind(rsocket, name) { rsocket_abi::rlisten(rsocket, 1) == 0 } else { errno::get() == EADDRINUSE };
         true
     });
-    if let Some(inner) = inner {
-        rsocket_abi::rclose(inner);
+    if let Some(rsocket) = rsocket {
+        rsocket_abi::rclose(rsocket);
     }
     can
 }

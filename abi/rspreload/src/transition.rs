@@ -1,22 +1,23 @@
-//! A number becomes another kind of socket: the lock under which its table entry and its membership
-//! in an epoll change together, the wait for the thread that decides, and what it becomes.
+//! A descriptor becomes another kind of socket: the lock under which its table entry and its
+//! membership in an epoll change together, the wait for the thread that decides, and what it
+//! becomes.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use libc::{AF_INET, AF_INET6, F_GETFL, F_SETFL, O_NONBLOCK};
 
-use crate::sockets::{Name, kernel, rdma};
+use crate::sockets::{SockAddr, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::{Held, Lock, sleep_while, wake_all};
 use crate::{errno, tcp};
 
-/// The number that is changing, -1 if there is none.
+/// The descriptor that is changing, -1 if there is none.
 static MOVING: AtomicI32 = AtomicI32::new(-1);
 
 static LOCK: Lock = Lock::new();
 
-/// The lock while a number moves.
+/// The lock while a descriptor moves.
 pub struct Moving {
     _held: Held<'static>,
 }
@@ -119,38 +120,39 @@ pub const AUTO: u32 = 1;
 /// The bit of an entry whose program's socket is of IPv6, and whose rsocket is of IPv4.
 pub const MAPPED: u32 = AUTO << 1;
 
-/// Whether an rsocket is one of automatic mode: its number is a socket of the kernel.
+/// Whether an rsocket is one of automatic mode: its descriptor is a socket of the kernel.
 pub fn is_auto(entry: Entry) -> bool {
     entry.flags & AUTO != 0
 }
 
-/// Whether an entry is of a number that stands for this rsocket of automatic mode.
-pub fn is_number_of(inner: c_int, entry: Entry) -> bool {
-    entry.kind == Kind::Socket && entry.inner == inner && is_auto(entry)
+/// Whether an entry is of a descriptor that stands for this rsocket of automatic mode.
+pub fn is_number_of(rsocket: c_int, entry: Entry) -> bool {
+    entry.kind == Kind::Socket && entry.handle == rsocket && is_auto(entry)
 }
 
-// What follows from an attempt: the number becomes the rsocket, or TCP is connected.
+// What follows from an attempt: the descriptor becomes the rsocket, or TCP is connected.
 
-/// Makes the number stand for the connected rsocket `inner`, with the options of the TCP socket, if
-/// it has the entry `before`. `copy` is the number or a duplicate of it, `flags` are [`AUTO`] or 0.
-pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, inner: c_int, flags: u32) -> bool {
+/// Makes the descriptor stand for the connected rsocket `rsocket`, with the options of the TCP
+/// socket, if it has the entry `before`. `copy` is the descriptor or a duplicate of it, `flags` are
+/// [`AUTO`] or 0.
+pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, rsocket: c_int, flags: u32) -> bool {
     // Also makes it a blocking one, if the TCP socket is.
-    tcp::copy_connected_options(copy, inner);
+    tcp::copy_connected_options(copy, rsocket);
     let is_mapped =
-        tcp::family(copy) == Some(AF_INET6) && rdma::peer(inner).is_some_and(|peer| peer.family() == AF_INET);
+        tcp::family(copy) == Some(AF_INET6) && rdma::peer(rsocket).is_some_and(|peer| peer.family() == AF_INET);
     let mapped = if is_mapped && flags == AUTO { MAPPED } else { 0 };
-    if table::prepare(fd).is_err() || table::first(inner, 0).is_err() {
+    if table::prepare(fd).is_err() || table::first(rsocket, 0).is_err() {
         return false;
     }
-    let done = table::replace(fd, before, Some(Entry::rsocket(inner, flags | mapped)));
+    let done = table::replace(fd, before, Some(Entry::rsocket(rsocket, flags | mapped)));
     if !done {
-        table::drop(inner);
+        table::drop(rsocket);
     }
     done
 }
 
 /// Begins to connect the TCP socket, for the program that waits for it.
-pub fn connect_tcp(copy: c_int, to: &Name) {
+pub fn connect_tcp(copy: c_int, to: &SockAddr) {
     let family = tcp::family(copy).unwrap_or(AF_INET);
     let to = to.in_family(family);
     errno::keeping(|| {

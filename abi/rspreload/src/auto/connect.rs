@@ -2,10 +2,10 @@
 //! from its end.
 //!
 //! A non-blocking socket whose attempt is under way has a slot, and the thread of [`super::thread`]
-//! makes the attempt. The table entry of the program's number has the slot's ticket as its `inner`.
-//! No other socket gets the same one, so the result reaches the number only as long as it is this
-//! socket's. The thread works on a duplicate of the TCP descriptor, so the program may close its
-//! own.
+//! makes the attempt. The table entry of the program's descriptor has the slot's ticket as its
+//! `rsocket`. No other socket gets the same one, so the result reaches the descriptor only as long
+//! as it is this socket's. The thread works on a duplicate of the TCP descriptor, so the program
+//! may close its own.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr};
@@ -23,7 +23,7 @@ use super::route::{Outcome, Subject};
 use super::{connections, log, route, thread};
 use crate::epoll::members;
 use crate::process::Deadline;
-use crate::sockets::{AtomicName, Name, kernel, rdma};
+use crate::sockets::{AtomicName, SockAddr, kernel, rdma};
 use crate::table::{Entry, Kind};
 use crate::thread::{CancelDisabled, with_cleanup, without_cancel};
 use crate::thread::{Lock, SignalsBlocked};
@@ -38,7 +38,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     // SAFETY: as for this function.
     let next = || unsafe { next_symbol::connect(fd, addr, len) };
     // SAFETY: `addr` has `len` bytes: guaranteed by the caller.
-    let Some(to) = (unsafe { Name::read(addr, len) }) else { return next() };
+    let Some(to) = (unsafe { SockAddr::read(addr, len) }) else { return next() };
     let (given, to) = (to, to.of_device());
     let mut limit = None;
     match errno::keeping(|| without_cancel(|cancel| by_rdma(fd, &given, &to, &mut limit, cancel))) {
@@ -81,8 +81,8 @@ fn before(fd: c_int, limit: &Deadline, call: impl FnOnce() -> c_int) -> c_int {
 /// call. `cancel` is allowed where the attempt is waited for.
 fn by_rdma(
     fd: c_int,
-    given: &Name,
-    to: &Name,
+    given: &SockAddr,
+    to: &SockAddr,
     limit: &mut Option<Deadline>,
     cancel: &CancelDisabled,
 ) -> Result<Option<c_int>, Option<Reason>> {
@@ -105,26 +105,26 @@ fn by_rdma(
     let is_blocking = tcp::is_blocking(fd);
     let timeout = if is_blocking { tcp::timeout(fd, libc::SO_SNDTIMEO) } else { -1 };
     *limit = (timeout > 0).then(|| Deadline::after(timeout));
-    let inner = begin(fd, to)?;
+    let rsocket = begin(fd, to)?;
     let ended = if is_blocking {
-        cancel.allow(|| rsocket::close(inner), || wait(inner, to, limit.as_ref()))
+        cancel.allow(|| rsocket::close(rsocket), || wait(rsocket, to, limit.as_ref()))
     } else {
-        match submit(fd, inner, to, &Deadline::after(config::timeout())) {
+        match submit(fd, rsocket, to, &Deadline::after(config::timeout())) {
             Ok(()) => return Ok(Some(EINPROGRESS)),
-            Err(reason) => cancel_for(inner, reason),
+            Err(reason) => cancel_for(rsocket, reason),
         }
     };
     if let Err(reason) = ended {
-        rsocket::close(inner);
+        rsocket::close(rsocket);
         return Err(Some(reason));
     }
-    report_success(inner, to);
+    report_success(rsocket, to);
     // Otherwise an instance would report the kernel's socket, which is not connected.
     members::leave(fd);
-    let connected = transition::become_rsocket(fd, fd, None, inner, transition::AUTO);
+    let connected = transition::become_rsocket(fd, fd, None, rsocket, transition::AUTO);
     members::join(fd);
     if !connected {
-        rsocket::close(inner);
+        rsocket::close(rsocket);
         return Err(Some(Reason::Busy));
     }
     log::connection(fd, to, Reason::Connected);
@@ -132,7 +132,7 @@ fn by_rdma(
 }
 
 /// Whether the socket's family has the destination: otherwise connect(2) fails.
-fn has_address(fd: c_int, given: &Name, to: &Name) -> bool {
+fn has_address(fd: c_int, given: &SockAddr, to: &SockAddr) -> bool {
     let v6only = || tcp::int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != Some(0);
     tcp::family(fd) == Some(given.family()) && (given.family() == to.family() || !v6only())
 }
@@ -145,85 +145,85 @@ fn is_connected(fd: c_int) -> bool {
 /// How long a rejection of RDMA is remembered where TCP was not connected yet.
 const REJECTED_SECONDS: u64 = 2;
 
-/// Begins to connect an rsocket in place of the TCP socket `fd`. Returns its number; it is a
+/// Begins to connect an rsocket in place of the TCP socket `fd`. Returns its descriptor; it is a
 /// non-blocking one.
-pub fn begin(fd: c_int, to: &Name) -> Result<c_int, Reason> {
+pub fn begin(fd: c_int, to: &SockAddr) -> Result<c_int, Reason> {
     let mut error = 0;
-    let inner = tcp::make_rsocket(to, |inner| {
-        let begun = connect_rsocket(fd, inner, to);
+    let rsocket = tcp::make_rsocket(to, |rsocket| {
+        let begun = connect_rsocket(fd, rsocket, to);
         error = errno::get();
         begun
     });
-    inner.ok_or_else(|| if error == 0 { Reason::Busy } else { ended(to, error) })
+    rsocket.ok_or_else(|| if error == 0 { Reason::Busy } else { ended(to, error) })
 }
 
-fn connect_rsocket(fd: c_int, inner: c_int, to: &Name) -> bool {
-    route::copy_early_options(fd, inner);
-    tcp::copy_reuse(fd, inner);
-    rdma::fcntl(inner, F_SETFL, O_NONBLOCK);
+fn connect_rsocket(fd: c_int, rsocket: c_int, to: &SockAddr) -> bool {
+    route::copy_early_options(fd, rsocket);
+    tcp::copy_reuse(fd, rsocket);
+    rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK);
     // The program's own choice, port included.
-    if route::bound(fd).is_some_and(|own| rdma::bind(inner, &in_family(&own, to)) != 0) {
+    if route::bound(fd).is_some_and(|own| rdma::bind(rsocket, &in_family(&own, to)) != 0) {
         return false;
     }
-    rdma::connect(inner, to) == 0 || errno::get() == EINPROGRESS
+    rdma::connect(rsocket, to) == 0 || errno::get() == EINPROGRESS
 }
 
 /// The program's own address for a destination: sockets of IPv6 have the wildcard address for both
 /// families.
-fn in_family(own: &Name, to: &Name) -> Name {
+fn in_family(own: &SockAddr, to: &SockAddr) -> SockAddr {
     match to.address() {
-        IpAddr::V4(_) if own.address().is_unspecified() => Name::new(Ipv4Addr::UNSPECIFIED.into(), own.number()),
+        IpAddr::V4(_) if own.address().is_unspecified() => SockAddr::new(Ipv4Addr::UNSPECIFIED.into(), own.port()),
         _ => own.of_device(),
     }
 }
 
 /// Waits for the end of an attempt, at most half of the time until `limit`: the rest is left to
 /// TCP. A signal does not end it.
-pub fn wait(inner: c_int, to: &Name, limit: Option<&Deadline>) -> Result<(), Reason> {
-    let mut fds = [pollfd { fd: inner, events: POLLOUT, revents: 0 }];
+pub fn wait(rsocket: c_int, to: &SockAddr, limit: Option<&Deadline>) -> Result<(), Reason> {
+    let mut fds = [pollfd { fd: rsocket, events: POLLOUT, revents: 0 }];
     let end = Deadline::after(config::timeout());
     let half = limit.map(|limit| Deadline::after((limit.left() / 2).max(1)));
     match half.filter(|half| half.left() < end.left()) {
-        None if tcp::poll(&mut fds, &end) => result(inner, to),
-        None => expire(inner, to),
-        Some(half) if tcp::poll(&mut fds, &half) => result(inner, to),
+        None if tcp::poll(&mut fds, &end) => result(rsocket, to),
+        None => expire(rsocket, to),
+        Some(half) if tcp::poll(&mut fds, &half) => result(rsocket, to),
         // The host had less time than others: nothing is remembered of it.
-        Some(_) => cancel_for(inner, Reason::Silent),
+        Some(_) => cancel_for(rsocket, Reason::Silent),
     }
 }
 
 /// The time of an attempt is over.
-pub fn expire(inner: c_int, to: &Name) -> Result<(), Reason> {
-    if cancel(inner) { Err(ended(to, ETIMEDOUT)) } else { Ok(()) }
+pub fn expire(rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
+    if cancel(rsocket) { Err(ended(to, ETIMEDOUT)) } else { Ok(()) }
 }
 
 /// Cancels an attempt. Returns false if it has succeeded meanwhile: the peer has the connection.
-fn cancel(inner: c_int) -> bool {
-    rsocket::set_library_option(inner, base::private::CANCEL) != Err(libc::EISCONN)
+fn cancel(rsocket: c_int) -> bool {
+    rsocket::set_library_option(rsocket, base::private::CANCEL) != Err(libc::EISCONN)
 }
 
 /// Cancels an attempt for a reason, unless it has succeeded meanwhile.
-pub fn cancel_for(inner: c_int, reason: Reason) -> Result<(), Reason> {
-    if cancel(inner) { Err(reason) } else { Ok(()) }
+pub fn cancel_for(rsocket: c_int, reason: Reason) -> Result<(), Reason> {
+    if cancel(rsocket) { Err(reason) } else { Ok(()) }
 }
 
 /// The result of an attempt that has ended.
-pub fn result(inner: c_int, to: &Name) -> Result<(), Reason> {
-    match rdma::get::<c_int>(inner, (SOL_SOCKET, libc::SO_ERROR)).map_or_else(errno::get, |(error, _)| error) {
-        0 if rdma::peer(inner).is_some() => Ok(()),
+pub fn result(rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
+    match rdma::get::<c_int>(rsocket, (SOL_SOCKET, libc::SO_ERROR)).map_or_else(errno::get, |(error, _)| error) {
+        0 if rdma::peer(rsocket).is_some() => Ok(()),
         0 => Err(ended(to, ECONNREFUSED)),
         error => Err(ended(to, error)),
     }
 }
 
 /// The program's connect(2) returns the success of an attempt: the next one fails with `EISCONN`.
-pub fn report_success(inner: c_int, to: &Name) {
-    errno::keeping(|| rdma::connect(inner, to));
+pub fn report_success(rsocket: c_int, to: &SockAddr) {
+    errno::keeping(|| rdma::connect(rsocket, to));
 }
 
 /// An attempt has failed: why, and what is remembered. That nobody listens is remembered when TCP
 /// has been accepted there ([`accepted_by_tcp`]).
-pub fn ended(to: &Name, error: c_int) -> Reason {
+pub fn ended(to: &SockAddr, error: c_int) -> Reason {
     match error {
         ECONNREFUSED => Reason::Rejected,
         // This end has no port, fitting address, descriptor, memory or permission: of the host that
@@ -238,16 +238,16 @@ pub fn ended(to: &Name, error: c_int) -> Reason {
 }
 
 /// TCP is connected where RDMA was not.
-pub fn accepted_by_tcp(to: &Name, reason: Reason) {
+pub fn accepted_by_tcp(to: &SockAddr, reason: Reason) {
     if reason == Reason::Rejected {
-        route::remember(Subject::Port(to.address(), to.number()), Outcome::Rejected);
+        route::remember(Subject::Port(to.address(), to.port()), Outcome::Rejected);
     }
 }
 
 /// RDMA was rejected, and TCP is about to be tried: whether somebody listens there by it is not
 /// known yet. Clients that try again and again until a server listens find it by RDMA soon.
-pub fn rejected(to: &Name) {
-    route::remember_for(REJECTED_SECONDS, Subject::Port(to.address(), to.number()), Outcome::Rejected);
+pub fn rejected(to: &SockAddr) {
+    route::remember_for(REJECTED_SECONDS, Subject::Port(to.address(), to.port()), Outcome::Rejected);
 }
 
 /// The most attempts of a process at a time.
@@ -273,11 +273,11 @@ const READY: u32 = 2;
 pub struct Attempt {
     state: AtomicU32,
     ticket: AtomicI32,
-    /// The program's number.
+    /// The program's descriptor.
     fd: AtomicI32,
     /// The duplicate, plus one; 0 for none.
     tcp: AtomicI32,
-    inner: AtomicI32,
+    rsocket: AtomicI32,
     /// The end of the attempt, on the monotonic clock.
     end: AtomicU64,
     to: AtomicName,
@@ -294,7 +294,7 @@ impl Attempt {
             ticket: AtomicI32::new(-1),
             fd: AtomicI32::new(-1),
             tcp: AtomicI32::new(0),
-            inner: AtomicI32::new(-1),
+            rsocket: AtomicI32::new(-1),
             end: AtomicU64::new(0),
             to: AtomicName::new(),
             done: AtomicI32::new(0),
@@ -317,8 +317,8 @@ impl Attempt {
     }
 
     /// The rsocket of the attempt.
-    pub fn inner(&self) -> c_int {
-        self.inner.load(SeqCst)
+    pub fn rsocket(&self) -> c_int {
+        self.rsocket.load(SeqCst)
     }
 
     /// The milliseconds until the attempt is given up.
@@ -328,22 +328,22 @@ impl Attempt {
     }
 
     /// The ticket, or that of the attempt before.
-    pub fn number(&self) -> c_int {
+    pub fn ticket(&self) -> c_int {
         self.ticket.load(SeqCst)
     }
 
     /// The destination.
-    pub fn to(&self) -> Option<Name> {
+    pub fn to(&self) -> Option<SockAddr> {
         self.to.load()
     }
 
     /// The table's entry of the socket; `None` if the program has closed it.
     fn entry(&self) -> Option<Entry> {
-        let ticket = self.number();
-        table::get(self.fd.load(SeqCst)).filter(|entry| entry.kind == Kind::Connecting && entry.inner == ticket)
+        let ticket = self.ticket();
+        table::get(self.fd.load(SeqCst)).filter(|entry| entry.kind == Kind::Connecting && entry.handle == ticket)
     }
 
-    /// Whether the program has closed the number.
+    /// Whether the program has closed the descriptor.
     pub fn is_abandoned(&self) -> bool {
         self.entry().is_none()
     }
@@ -355,12 +355,13 @@ impl Attempt {
         if !self.claim(READY) {
             return;
         }
-        let (fd, copy, inner) = (self.fd.load(SeqCst), self.tcp(), self.inner());
+        let (fd, copy, rsocket) = (self.fd.load(SeqCst), self.tcp(), self.rsocket());
         let to = self.to();
-        // Until the number is a member of its epoll instance again.
+        // Until the descriptor is a member of its epoll instance again.
         let moving = Moving::begin(fd);
         let entry = self.entry().filter(|&entry| {
-            // Otherwise the number was closed without an intercepted call, and is another file now.
+            // Otherwise the descriptor was closed without an intercepted call, and is another file
+            // now.
             let is_same = tcp::identity(fd) == tcp::identity(copy);
             if !is_same {
                 table::replace(fd, Some(entry), None);
@@ -369,13 +370,13 @@ impl Attempt {
         });
         // An attempt that is given up may have succeeded just now.
         let result = match result {
-            Err(reason @ (Reason::SocketShared | Reason::Instances)) => cancel_for(inner, reason),
+            Err(reason @ (Reason::SocketShared | Reason::Instances)) => cancel_for(rsocket, reason),
             result => result,
         };
-        let becomes_it = |entry| transition::become_rsocket(fd, copy, Some(entry), inner, transition::AUTO);
+        let becomes_it = |entry| transition::become_rsocket(fd, copy, Some(entry), rsocket, transition::AUTO);
         let result = result.and_then(|()| Reason::Busy.unless(entry.is_some_and(becomes_it)));
         if result.is_err() {
-            rsocket::close(inner);
+            rsocket::close(rsocket);
         }
         if let (Some(entry), Some(to)) = (entry, to) {
             // Before the program learns the result: the line of its close(2) comes later.
@@ -437,19 +438,19 @@ pub fn ready() -> impl Iterator<Item = &'static Attempt> {
 
 /// The slot that an entry's ticket names.
 fn of(entry: Entry) -> Option<&'static Attempt> {
-    let slot = SLOTS.get(usize::try_from(entry.inner).ok()? % MAX_ATTEMPTS)?;
-    (slot.number() == entry.inner).then_some(slot)
+    let slot = SLOTS.get(usize::try_from(entry.handle).ok()? % MAX_ATTEMPTS)?;
+    (slot.ticket() == entry.handle).then_some(slot)
 }
 
-/// Gives the socket `fd`, for which `inner` connects, a slot and an entry. Returns the reason for
+/// Gives the socket `fd`, for which `rsocket` connects, a slot and an entry. Returns the reason for
 /// TCP if that is not possible.
-pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> Result<(), Reason> {
+pub fn submit(fd: c_int, rsocket: c_int, to: &SockAddr, end: &Deadline) -> Result<(), Reason> {
     let slots = || SLOTS.iter().enumerate();
     let rested = slots().find(|(_, slot)| slot.has_rested() && slot.claim(FREE));
     let claimed = rested.or_else(|| slots().find(|(_, slot)| slot.claim(FREE)));
     let Some((index, slot)) = claimed else { return Err(Reason::Busy) };
     HIGHEST.fetch_max(index + 1, SeqCst);
-    let turns = usize::try_from(slot.number()).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
+    let turns = usize::try_from(slot.ticket()).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
     let ticket = ((turns * MAX_ATTEMPTS + index) & (i32::MAX as usize >> 1)) as c_int;
     slot.ticket.store(ticket, SeqCst);
     slot.fd.store(fd, SeqCst);
@@ -458,11 +459,12 @@ pub fn submit(fd: c_int, inner: c_int, to: &Name, end: &Deadline) -> Result<(), 
         slot.free();
         return Err(Reason::Busy);
     }
-    slot.inner.store(inner, SeqCst);
+    slot.rsocket.store(rsocket, SeqCst);
     slot.end.store(end.end() as u64, SeqCst);
     slot.to.store(to);
-    let entry = Entry { kind: Kind::Connecting, flags: 0, inner: ticket };
-    // A handler that interrupted this, and used the number, would wait for the attempt to begin.
+    let entry = Entry { kind: Kind::Connecting, flags: 0, handle: ticket };
+    // A handler that interrupted this, and used the descriptor, would wait for the attempt to
+    // begin.
     let signals = SignalsBlocked::new();
     table::swap(fd, Some(entry));
     members::leave(fd);
@@ -479,7 +481,7 @@ pub fn done(entry: Entry) -> c_int {
     of(entry).map_or(-1, |slot| slot.done.load(SeqCst) - 1)
 }
 
-/// epoll_ctl(2) on a number whose attempt is under way. Returns `None` if it has ended.
+/// epoll_ctl(2) on a descriptor whose attempt is under way. Returns `None` if it has ended.
 pub fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<epoll_event>) -> Option<c_int> {
     let slot = of(entry)?;
     let held = LOCK.hold();
@@ -497,7 +499,7 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<ep
     Some(result.map_or_else(errno::fail, |()| 0))
 }
 
-/// The program has closed a number whose attempt was under way.
+/// The program has closed a descriptor whose attempt was under way.
 pub fn abandon(entry: Entry) {
     stay_tcp(entry);
     thread::wake();
@@ -519,7 +521,7 @@ pub fn in_child() {
                 table::replace(slot.fd.load(SeqCst), Some(entry), None);
             }
             // The child's copy.
-            rsocket::close(slot.inner());
+            rsocket::close(slot.rsocket());
             slot.free();
         }
         open_fds::close(slot.done.swap(0, SeqCst) - 1);
@@ -535,7 +537,7 @@ mod tests {
     #[test]
     fn an_answer_is_not_silence() {
         let remembered = |number, error| {
-            let to = Name::new(Ipv4Addr::new(203, 0, 113, number).into(), 1);
+            let to = SockAddr::new(Ipv4Addr::new(203, 0, 113, number).into(), 1);
             ended(&to, error);
             route::find(Subject::Host(to.address()))
         };

@@ -1,4 +1,4 @@
-//! The rsockets of this process that have a token: a slot in the memory that the family shares
+//! The rsockets of this process that have a stand-in: a slot in the memory that the family shares
 //! ([`super::shared`]), and here what only this process can use.
 
 use core::ffi::c_int;
@@ -12,20 +12,20 @@ use super::shared::{Accepted, MAX_SLOTS, Slot, Use};
 use super::{log, route, shared, thread};
 use crate::memory::Plain;
 use crate::process::Deadline;
-use crate::sockets::{self, Name, kernel, rdma};
+use crate::sockets::{self, SockAddr, kernel, rdma};
 use crate::table::{Entry, Growing, Kind};
 use crate::thread::Lock;
 use crate::transition::{self, Moving};
 use crate::transition::{is_auto, is_number_of};
 use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi, table, tcp};
 
-/// What only this process can use. Numbers are stored plus one; 0 for none.
+/// What only this process can use. Descriptors are stored plus one; 0 for none.
 struct Private {
-    inner: AtomicI32,
-    token: AtomicI32,
-    /// The token had been accepted when it was last looked at ([`is_lost`]).
+    rsocket: AtomicI32,
+    stand_in: AtomicI32,
+    /// The stand-in had been accepted when it was last looked at ([`is_lost`]).
     accepted: AtomicBool,
-    /// The program's numbers are or become the kernel's ([`start_forwarding`]).
+    /// The program's descriptors are or become the kernel's ([`start_forwarding`]).
     demoted: AtomicBool,
     /// The slot's generation. In a child of fork(2) the slot may have got another connection.
     generation: AtomicU32,
@@ -33,8 +33,8 @@ struct Private {
 
 static PRIVATE: [Private; MAX_SLOTS] = [const {
     Private {
-        inner: AtomicI32::new(0),
-        token: AtomicI32::new(0),
+        rsocket: AtomicI32::new(0),
+        stand_in: AtomicI32::new(0),
         accepted: AtomicBool::new(false),
         demoted: AtomicBool::new(false),
         generation: AtomicU32::new(0),
@@ -46,7 +46,7 @@ pub struct Bits([AtomicU64; MAX_SLOTS / 64]);
 
 /// The indexes in use.
 pub static USED: Bits = Bits::new();
-/// Those whose tokens wait for accept(2), or did when they were last looked at.
+/// Those whose stand-ins wait for accept(2), or did when they were last looked at.
 pub static SENT: Bits = Bits::new();
 /// Those whose connections a child of this process may use.
 pub static FORKED: Bits = Bits::new();
@@ -92,26 +92,26 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Number of connections that this process forwards.
 pub static FORWARDED: AtomicUsize = AtomicUsize::new(0);
 
-/// How many ports are tried for a token until one has a slot. With three of four slots taken about
-/// one of six tries fails.
+/// How many ports are tried for a stand-in until one has a slot. With three of four slots taken
+/// about one of six tries fails.
 const PORT_TRIES: usize = 20;
 
 /// By number of an rsocket: its index plus one.
 static INDEX_OF: Growing<AtomicU32> = Growing::new();
 
 /// The index of an rsocket.
-fn index_of(inner: c_int) -> Option<usize> {
-    (INDEX_OF.get(inner)?.load(SeqCst) as usize).checked_sub(1)
+fn index_of(rsocket: c_int) -> Option<usize> {
+    (INDEX_OF.get(rsocket)?.load(SeqCst) as usize).checked_sub(1)
 }
 
 /// The rsocket of an index.
-pub fn inner(index: usize) -> c_int {
-    PRIVATE.get(index).map_or(-1, |private| private.inner.load(SeqCst) - 1)
+pub fn rsocket(index: usize) -> c_int {
+    PRIVATE.get(index).map_or(-1, |private| private.rsocket.load(SeqCst) - 1)
 }
 
-/// This process's end of the token.
-pub fn token(index: usize) -> c_int {
-    PRIVATE.get(index).map_or(-1, |private| private.token.load(SeqCst) - 1)
+/// This process's end of the stand-in.
+pub fn stand_in(index: usize) -> c_int {
+    PRIVATE.get(index).map_or(-1, |private| private.stand_in.load(SeqCst) - 1)
 }
 
 /// The generation of the connection of an index.
@@ -119,11 +119,11 @@ pub fn generation(index: usize) -> u32 {
     PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst))
 }
 
-/// Enters an rsocket and its token, for which a slot was claimed.
-pub fn enter(index: usize, inner: c_int, token: c_int) -> bool {
-    let (Some(private), Ok(word)) = (PRIVATE.get(index), INDEX_OF.get_or_grow(inner)) else { return false };
-    private.inner.store(inner + 1, SeqCst);
-    private.token.store(token + 1, SeqCst);
+/// Enters an rsocket and its stand-in, for which a slot was claimed.
+pub fn enter(index: usize, rsocket: c_int, stand_in: c_int) -> bool {
+    let (Some(private), Ok(word)) = (PRIVATE.get(index), INDEX_OF.get_or_grow(rsocket)) else { return false };
+    private.rsocket.store(rsocket + 1, SeqCst);
+    private.stand_in.store(stand_in + 1, SeqCst);
     FORKED.clear(index);
     private.accepted.store(false, SeqCst);
     private.demoted.store(false, SeqCst);
@@ -160,7 +160,7 @@ pub fn is_room(count: usize, was_full: bool) -> bool {
 /// Ends what the index was used for, but for the rsocket itself.
 pub fn leave(index: usize) {
     let Some(private) = PRIVATE.get(index) else { return };
-    if let Some(word) = INDEX_OF.get(private.inner.swap(0, SeqCst) - 1) {
+    if let Some(word) = INDEX_OF.get(private.rsocket.swap(0, SeqCst) - 1) {
         let _ = word.compare_exchange(index as u32 + 1, 0, SeqCst, SeqCst);
     }
     SENT.clear(index);
@@ -169,37 +169,37 @@ pub fn leave(index: usize) {
         // There is room again, perhaps.
         thread::wake();
     }
-    close_token(private.token.swap(0, SeqCst) - 1);
+    close_stand_in(private.stand_in.swap(0, SeqCst) - 1);
     if let Some(slot) = shared::slot(index) {
         slot.free();
     }
 }
 
-/// Ends the token of an index in order, after the data.
+/// Ends the stand-in of an index in order, after the data.
 pub fn leave_in_order(index: usize) {
     if let Some(private) = PRIVATE.get(index) {
-        open_fds::close(private.token.swap(0, SeqCst) - 1);
+        open_fds::close(private.stand_in.swap(0, SeqCst) - 1);
     }
     leave(index);
 }
 
-/// Whether a process has accepted the token of an index that does not know what it is: it was
+/// Whether a process has accepted the stand-in of an index that does not know what it is: it was
 /// accepted at this look and at the last one.
 pub fn is_lost(index: usize) -> bool {
     let (Some(slot), Some(private)) = (shared::slot(index).filter(|slot| slot.is_sent()), PRIVATE.get(index)) else {
         SENT.clear(index);
         return false;
     };
-    let ends = |token| Some((kernel::peer(token)?, kernel::own(token)?));
-    let accepted = ends(token(index)).is_some_and(|(to, from)| shared::has_accepted(&to, &from));
+    let ends = |stand_in| Some((kernel::peer(stand_in)?, kernel::own(stand_in)?));
+    let accepted = ends(stand_in(index)).is_some_and(|(to, from)| shared::has_accepted(&to, &from));
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
-/// Enters an rsocket and its token in the slot that was claimed for it, with the token's state.
-/// `None` without memory.
-fn enter_slot(index: usize, inner: c_int, token: c_int, state: fn(&Slot)) -> Option<&'static Slot> {
+/// Enters an rsocket and its stand-in in the slot that was claimed for it, with the stand-in's
+/// state. `None` without memory.
+fn enter_slot(index: usize, rsocket: c_int, stand_in: c_int, state: fn(&Slot)) -> Option<&'static Slot> {
     let slot = shared::slot(index)?;
-    if !enter(index, inner, token) {
+    if !enter(index, rsocket, stand_in) {
         slot.free();
         return None;
     }
@@ -207,70 +207,73 @@ fn enter_slot(index: usize, inner: c_int, token: c_int, state: fn(&Slot)) -> Opt
     Some(slot)
 }
 
-/// Sends a token to a listener of this process: connects to its address. Returns false if that
+/// Sends a stand-in to a listener of this process: connects to its address. Returns false if that
 /// fails.
-pub fn send_token(inner: c_int, to: &Name) -> bool {
-    let names = (rdma::peer(inner), rdma::own(inner), thread::wake_socket());
+pub fn send_stand_in(rsocket: c_int, to: &SockAddr) -> bool {
+    let names = (rdma::peer(rsocket), rdma::own(rsocket), thread::wake_socket());
     let (Some(peer), Some(own), Some(wake)) = names else { return false };
-    let claim = |token: &Name| shared::claim(token, to.number(), (&peer, &own), wake);
-    let Some((token, index)) = with_slot(|| bound_token(&to.with_number(0)), claim) else { return false };
-    let Some(slot) = enter_slot(index, inner, token, Slot::send) else {
-        close_token(token);
+    let claim = |stand_in: &SockAddr| shared::claim(stand_in, to.port(), (&peer, &own), wake);
+    let Some((stand_in, index)) = with_slot(|| bound_stand_in(&to.with_port(0)), claim) else { return false };
+    let Some(slot) = enter_slot(index, rsocket, stand_in, Slot::send) else {
+        close_stand_in(stand_in);
         return false;
     };
     SENT.set(index);
-    let sent = kernel::connect(token, to) == 0 || errno::get() == libc::EINPROGRESS;
+    let sent = kernel::connect(stand_in, to) == 0 || errno::get() == libc::EINPROGRESS;
     if !sent && slot.withdraw() {
         leave(index);
         return false;
     }
-    thread::watch(index, token);
+    thread::watch(index, stand_in);
     true
 }
 
-/// A token that is bound to a free port.
-fn bound_token(from: &Name) -> Option<c_int> {
+/// A stand-in that is bound to a free port.
+fn bound_stand_in(from: &SockAddr) -> Option<c_int> {
     let kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-    let token = open_fds::create(|| next_symbol::socket(from.family(), kind, 0));
-    if token < 0 || kernel::bind(token, from) != 0 {
-        close_token(token);
+    let stand_in = open_fds::create(|| next_symbol::socket(from.family(), kind, 0));
+    if stand_in < 0 || kernel::bind(stand_in, from) != 0 {
+        close_stand_in(stand_in);
         return None;
     }
-    Some(token)
+    Some(stand_in)
 }
 
-/// Makes tokens until one has a port with a free slot, which `claim` takes. Returns the token and
-/// the index of the slot.
-pub fn with_slot(token: impl Fn() -> Option<c_int>, claim: impl Fn(&Name) -> Option<usize>) -> Option<(c_int, usize)> {
+/// Makes stand-ins until one has a port with a free slot, which `claim` takes. Returns the stand-in
+/// and the index of the slot.
+pub fn with_slot(
+    stand_in: impl Fn() -> Option<c_int>,
+    claim: impl Fn(&SockAddr) -> Option<usize>,
+) -> Option<(c_int, usize)> {
     // Until the end: the kernel may give a port that is free to the next one again.
     let mut others = [-1; PORT_TRIES];
     let mut found = None;
     for other in &mut others {
-        let Some(token) = token() else { break };
-        found = kernel::own(token).and_then(|own| claim(&own)).map(|index| (token, index));
+        let Some(stand_in) = stand_in() else { break };
+        found = kernel::own(stand_in).and_then(|own| claim(&own)).map(|index| (stand_in, index));
         if found.is_some() {
             break;
         }
-        *other = token;
+        *other = stand_in;
     }
-    others.into_iter().for_each(close_token);
+    others.into_iter().for_each(close_stand_in);
     found
 }
 
-/// Makes the number `fd`, which accept(2) has got, stand for the connection of a token. Returns the
-/// peer, or `None` if the connection has ended.
-pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
+/// Makes the descriptor `fd`, which accept(2) has got, stand for the connection of a stand-in.
+/// Returns the peer, or `None` if the connection has ended.
+pub fn adopt(fd: c_int, accepted: Accepted) -> Option<SockAddr> {
     let index = accepted.index;
     let slot = shared::slot(index).filter(|slot| slot.is_used())?;
-    let (peer, is_own, inner) = (slot.peer()?, slot.is_own(), inner(index));
-    thread::token_accepted();
+    let (peer, is_own, rsocket) = (slot.peer()?, slot.is_own(), rsocket(index));
+    thread::stand_in_accepted();
     // After what belongs to the connection was read: another process, or another thread of this
     // one, may have taken the slot of a process that has ended.
     if slot.generation() != accepted.generation {
         return None;
     }
     if is_own {
-        if inner < 0 || !transition::become_rsocket(fd, fd, None, inner, transition::AUTO) {
+        if rsocket < 0 || !transition::become_rsocket(fd, fd, None, rsocket, transition::AUTO) {
             return None;
         }
         log::accepted(fd, &peer, Reason::Connected);
@@ -283,13 +286,14 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<Name> {
     Some(peer)
 }
 
-/// The bit of the entry of a forwarded number whose socket is of IPv6; below it is the generation.
+/// The bit of the entry of a forwarded descriptor whose socket is of IPv6; below it is the
+/// generation.
 pub const FORWARDED_V6: u32 = 1 << 16;
 
 fn forwarded(fd: c_int, index: usize, generation: u32) -> Entry {
     let is_v6 = tcp::family(fd) == Some(libc::AF_INET6);
     let family = if is_v6 { FORWARDED_V6 } else { 0 };
-    Entry { kind: Kind::Forwarded, flags: generation | family, inner: index as c_int }
+    Entry { kind: Kind::Forwarded, flags: generation | family, handle: index as c_int }
 }
 
 /// The entry of a number of an rsocket that this process, or the parent before fork(2), has
@@ -298,40 +302,40 @@ fn forwarded_own(fd: c_int, index: usize) -> Entry {
     forwarded(fd, index, generation(index))
 }
 
-/// The generation of the connection of a number that is forwarded.
+/// The generation of the connection of a descriptor that is forwarded.
 pub fn generation_of(entry: Entry) -> u32 {
     entry.flags & !FORWARDED_V6
 }
 
-/// The slot of a number that is forwarded, as long as its connection is.
+/// The slot of a descriptor that is forwarded, as long as its connection is.
 pub fn slot_of(entry: Entry) -> Option<&'static Slot> {
-    shared::slot(usize::try_from(entry.inner).ok()?).filter(|slot| slot.generation() == generation_of(entry))
+    shared::slot(usize::try_from(entry.handle).ok()?).filter(|slot| slot.generation() == generation_of(entry))
 }
 
-/// Closes an rsocket of which the program has closed the last number. If a child may use it, its
-/// data is forwarded until the child closes it.
-pub fn close(inner: c_int) -> c_int {
-    let index = index_of(inner);
+/// Closes an rsocket of which the program has closed the last descriptor. If a child may use it,
+/// its data is forwarded until the child closes it.
+pub fn close(rsocket: c_int) -> c_int {
+    let index = index_of(rsocket);
     if let Some(slot) = index.filter(|&index| FORKED.has(index)).and_then(shared::slot) {
         slot.want(slot.generation(), Use::Inherited);
         return 0;
     }
-    match rsocket::bytes(inner, base::private::READABLE_BYTES) {
+    match rsocket::bytes(rsocket, base::private::READABLE_BYTES) {
         // Librdmacm refuses the call: the connection stays as it is.
         Err(EAGAIN) => return errno::fail(EAGAIN),
         // As TCP does.
-        Ok(1..) => rsocket::reset_when_closed(inner),
+        Ok(1..) => rsocket::reset_when_closed(rsocket),
         _ => {}
     }
     index.into_iter().for_each(leave);
-    rsocket_abi::rclose(inner)
+    rsocket_abi::rclose(rsocket)
 }
 
 /// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded. They
 /// stay members of the program's epoll instances.
 pub fn start_forwarding(index: usize) {
-    let inner = inner(index);
-    // Before the numbers are looked for: a copy that gets its entry later finds it.
+    let rsocket = rsocket(index);
+    // Before the descriptors are looked for: a copy that gets its entry later finds it.
     if let Some(private) = PRIVATE.get(index) {
         private.demoted.store(true, SeqCst);
     }
@@ -339,35 +343,36 @@ pub fn start_forwarding(index: usize) {
     fence(SeqCst);
     let demote_all = || {
         table::each(|fd, entry| {
-            if is_number_of(inner, entry) {
-                demote_number(fd, inner, |fd| forwarded_own(fd, index));
+            if is_number_of(rsocket, entry) {
+                demote_number(fd, rsocket, |fd| forwarded_own(fd, index));
             }
         });
     };
     demote_all();
-    // Threads that wait for the rsocket wait for the numbers' new sockets instead. Fails with
+    // Threads that wait for the rsocket wait for the descriptors' new sockets instead. Fails with
     // EAGAIN in a handler that has interrupted a call on the rsocket: then the library's thread,
     // which is to forward the data, does it before it begins.
-    let _ = rsocket::set_library_option(inner, base::private::HANDED_OVER);
-    // Numbers that dup(2) has made meanwhile.
+    let _ = rsocket::set_library_option(rsocket, base::private::HANDED_OVER);
+    // Descriptors that dup(2) has made meanwhile.
     demote_all();
 }
 
-/// The same for a copy of one of these numbers, whose entry [`start_forwarding`] may not have found.
-pub fn demote_copy(fd: c_int, inner: c_int) {
+/// The same for a copy of one of these descriptors, whose entry [`start_forwarding`] may not have
+/// found.
+pub fn demote_copy(fd: c_int, rsocket: c_int) {
     // After the entry was stored, which alone does not order it before the loads.
     fence(SeqCst);
-    let Some(index) = index_of(inner) else { return };
+    let Some(index) = index_of(rsocket) else { return };
     if PRIVATE.get(index).is_some_and(|private| private.demoted.load(SeqCst)) {
-        demote_number(fd, inner, |fd| forwarded_own(fd, index));
+        demote_number(fd, rsocket, |fd| forwarded_own(fd, index));
     }
 }
 
-fn demote_number(fd: c_int, inner: c_int, forwarded: impl Fn(c_int) -> Entry) {
+fn demote_number(fd: c_int, rsocket: c_int, forwarded: impl Fn(c_int) -> Entry) {
     // epoll_ctl(2) waits meanwhile.
     let moving = Moving::begin(fd);
     // Another thread may change the entry's marks at the same time.
-    while let Some(entry) = table::get(fd).filter(|&entry| is_number_of(inner, entry)) {
+    while let Some(entry) = table::get(fd).filter(|&entry| is_number_of(rsocket, entry)) {
         if table::replace(fd, Some(entry), Some(forwarded(fd))) {
             epoll::hand_over_to_kernel(fd, entry);
             drop(moving);
@@ -377,13 +382,13 @@ fn demote_number(fd: c_int, inner: c_int, forwarded: impl Fn(c_int) -> Entry) {
     }
 }
 
-/// Forwards the data of a connection from now on: its numbers become TCP sockets of the kernel.
+/// Forwards the data of a connection from now on: its descriptors become TCP sockets of the kernel.
 /// Fails with the reason why that is not possible.
-pub fn forward_from_now(fd: c_int, inner: c_int, how: Use) -> Result<(), Reason> {
-    let index = index_with_token(fd, inner)?;
+pub fn forward_from_now(fd: c_int, rsocket: c_int, how: Use) -> Result<(), Reason> {
+    let index = index_with_stand_in(fd, rsocket)?;
     let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if !thread::wake() {
-        return Err(Reason::NoToken(errno::get()));
+        return Err(Reason::NoStandIn(errno::get()));
     }
     start_forwarding(index);
     FORKED.set(index);
@@ -391,27 +396,27 @@ pub fn forward_from_now(fd: c_int, inner: c_int, how: Use) -> Result<(), Reason>
     Ok(())
 }
 
-/// Before fork(2): the child may use each connection by its token.
+/// Before fork(2): the child may use each connection by its stand-in.
 pub fn before_fork() {
     prepare_for_child("child", |_| true);
-    // Tokens that wait for accept(2), too.
+    // Stand-ins that wait for accept(2), too.
     USED.each().for_each(|index| {
         FORKED.set(index);
     });
 }
 
 /// Before a program is executed by posix_spawn(3) or its like: it may use each connection that it
-/// inherits by its token.
+/// inherits by its stand-in.
 pub fn before_spawn() {
     prepare_for_child("program that is executed with it", open_fds::is_inheritable);
 }
 
-/// Gives each connection whose number `is_given` accepts a token, by which `user` may use it. The
-/// log names those that have none.
+/// Gives each connection whose descriptor `is_given` accepts a stand-in, by which `user` may use
+/// it. The log names those that have none.
 fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
-            match index_with_token(fd, entry.inner) {
+            match index_with_stand_in(fd, entry.handle) {
                 Ok(index) => {
                     FORKED.set(index);
                 }
@@ -422,10 +427,10 @@ fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
 }
 
 /// A child of vfork(2), which has this process's memory, hands the connection to a program. Only
-/// connections that have a token can be used there: returns whether this one has. The program may
-/// only read, so its data is forwarded from now on, by the thread, which is not suspended.
-pub fn lend(inner: c_int) -> bool {
-    let index = index_of(inner);
+/// connections that have a stand-in can be used there: returns whether this one has. The program
+/// may only read, so its data is forwarded from now on, by the thread, which is not suspended.
+pub fn lend(rsocket: c_int) -> bool {
+    let index = index_of(rsocket);
     let (Some(index), Some(slot)) = (index, index.and_then(shared::slot)) else { return false };
     FORKED.set(index);
     slot.want(slot.generation(), Use::Executed);
@@ -437,13 +442,13 @@ pub fn lend(inner: c_int) -> bool {
 /// connections that another process still has: their peers must not take this for an end in order.
 pub fn drain() {
     const TIME: c_int = 2_000;
-    /// For the end of this process's numbers to arrive at the tokens.
+    /// For the end of this process's descriptors to arrive at the stand-ins.
     const MOMENT: c_int = 20;
     table::each(|fd, entry| {
         let is_own = match entry.kind {
             Kind::Forwarded => slot_of(entry).is_some_and(Slot::is_own),
             Kind::Socket => {
-                is_auto(entry) && !entry.is_inherited() && index_of(entry.inner).is_some_and(|at| FORKED.has(at))
+                is_auto(entry) && !entry.is_inherited() && index_of(entry.handle).is_some_and(|at| FORKED.has(at))
             }
             _ => false,
         };
@@ -451,8 +456,8 @@ pub fn drain() {
             next_symbol::close(fd);
         }
     });
-    let others = || USED.each().filter(|&index| FORKED.has(index) && !has_ended(token(index)));
-    let is_sending = |index| rsocket::bytes(inner(index), base::private::UNSENT_BYTES).is_ok_and(|bytes| bytes > 0);
+    let others = || USED.each().filter(|&index| FORKED.has(index) && !has_ended(stand_in(index)));
+    let is_sending = |index| rsocket::bytes(rsocket(index), base::private::UNSENT_BYTES).is_ok_and(|bytes| bytes > 0);
     let is_forwarding = || USED.each().filter_map(shared::slot).any(Slot::is_wanted);
     let until = |time, condition: &dyn Fn() -> bool| {
         let end = Deadline::after(time);
@@ -466,70 +471,70 @@ pub fn drain() {
         if shared::slot(index).is_some_and(|slot| slot.listener_port() == 0) {
             route::used_by_child();
         }
-        rsocket::reset_when_closed(inner(index));
+        rsocket::reset_when_closed(rsocket(index));
     }
 }
 
-/// Whether every process has closed the other end of a token.
-fn has_ended(token: c_int) -> bool {
-    let mut token = libc::pollfd { fd: token, events: libc::POLLRDHUP, revents: 0 };
-    kernel::poll(core::slice::from_mut(&mut token), 0) > 0
+/// Whether every process has closed the other end of a stand-in.
+fn has_ended(stand_in: c_int) -> bool {
+    let mut stand_in = libc::pollfd { fd: stand_in, events: libc::POLLRDHUP, revents: 0 };
+    kernel::poll(core::slice::from_mut(&mut stand_in), 0) > 0
 }
 
 /// One thread after another: the number of a connection can be connected once.
 static PAIRS: Lock = Lock::new();
 
-/// Returns the index of an rsocket, after giving it a token if it has none. Fails with the reason
-/// for the log.
-fn index_with_token(fd: c_int, inner: c_int) -> Result<usize, Reason> {
-    if let Some(index) = index_of(inner) {
+/// Returns the index of an rsocket, after giving it a stand-in if it has none. Fails with the
+/// reason for the log.
+fn index_with_stand_in(fd: c_int, rsocket: c_int) -> Result<usize, Reason> {
+    if let Some(index) = index_of(rsocket) {
         return Ok(index);
     }
     let _held = PAIRS.hold();
-    index_of(inner).map_or_else(|| make_pair(fd, inner), Ok)
+    index_of(rsocket).map_or_else(|| make_pair(fd, rsocket), Ok)
 }
 
-/// Gives a connection that has none a token, by a pair of sockets inside the host. Fails with the
-/// reason for the log.
-fn make_pair(fd: c_int, inner: c_int) -> Result<usize, Reason> {
+/// Gives a connection that has none a stand-in, by a pair of sockets inside the host. Fails with
+/// the reason for the log.
+fn make_pair(fd: c_int, rsocket: c_int) -> Result<usize, Reason> {
     let wake = thread::wake_socket().ok_or_else(failed)?;
     if !shared::prepare() {
         return Err(failed());
     }
-    let token = connect(fd, inner)?;
-    enter_pair(inner, token, wake).inspect_err(|_| {
-        close_token(token);
+    let stand_in = connect(fd, rsocket)?;
+    enter_pair(rsocket, stand_in, wake).inspect_err(|_| {
+        close_stand_in(stand_in);
         disconnect(fd);
     })
 }
 
-/// Enters the end of a new pair that is the token.
-fn enter_pair(inner: c_int, token: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
-    let names = rdma::peer(inner).zip(rdma::own(inner));
-    let ((peer, own), end) = names.zip(kernel::own(token)).ok_or_else(failed)?;
+/// Enters the end of a new pair that is the stand-in.
+fn enter_pair(rsocket: c_int, stand_in: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
+    let names = rdma::peer(rsocket).zip(rdma::own(rsocket));
+    let ((peer, own), end) = names.zip(kernel::own(stand_in)).ok_or_else(failed)?;
     let index = shared::claim_any(&end, (&peer, &own), wake).ok_or(Reason::Slots)?;
-    enter_slot(index, inner, token, Slot::take).ok_or(Reason::NoToken(libc::ENOMEM))?;
-    thread::watch(index, token);
+    enter_slot(index, rsocket, stand_in, Slot::take).ok_or(Reason::NoStandIn(libc::ENOMEM))?;
+    thread::watch(index, stand_in);
     Ok(index)
 }
 
-/// In a child of fork(2): the connections are the parent's, and the numbers TCP sockets of the
+/// In a child of fork(2): the connections are the parent's, and the descriptors TCP sockets of the
 /// kernel.
 pub fn in_child() {
     PAIRS.reset();
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) {
-            let index = index_of(entry.inner);
+            let index = index_of(entry.handle);
             table::swap(fd, index.map(|index| forwarded_own(fd, index)));
         }
     });
     for index in USED.each() {
         let Some(private) = PRIVATE.get(index) else { continue };
-        if let Some(word) = INDEX_OF.get(private.inner.swap(0, SeqCst) - 1) {
+        if let Some(word) = INDEX_OF.get(private.rsocket.swap(0, SeqCst) - 1) {
             word.store(0, SeqCst);
         }
         // The child's copy.
-        open_fds::close(private.token.swap(0, SeqCst) - 1);
+        open_fds::close(private.stand_in.swap(0, SeqCst) - 1);
     }
     for index in USED.each() {
         let _ = (USED.clear(index), SENT.clear(index), FORKED.clear(index));
@@ -545,42 +550,42 @@ pub fn in_parent() {
     }
 }
 
-// The token of a connection that was not accepted from a listener: the program's number, whose TCP
-// socket was never connected, is connected to this process itself.
+// The stand-in of a connection that was not accepted from a listener: the program's descriptor,
+// whose TCP socket was never connected, is connected to this process itself.
 
-/// Connects the TCP socket of a number that was connected by RDMA to this process itself. Returns
-/// the token, or fails with the reason for the log.
-pub fn connect(fd: c_int, inner: c_int) -> Result<c_int, Reason> {
-    let (family, at) = (tcp::family(fd).ok_or_else(failed)?, address(fd, inner).ok_or_else(failed)?);
+/// Connects the TCP socket of a descriptor that was connected by RDMA to this process itself.
+/// Returns the stand-in, or fails with the reason for the log.
+pub fn connect(fd: c_int, rsocket: c_int) -> Result<c_int, Reason> {
+    let (family, at) = (tcp::family(fd).ok_or_else(failed)?, address(fd, rsocket).ok_or_else(failed)?);
     let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if listener < 0 {
         return Err(failed());
     }
     let listens = kernel::bind(listener, &at) == 0 && next_symbol::listen(listener, 1) == 0;
-    let token = if listens { connect_to(fd, listener) } else { -1 };
+    let stand_in = if listens { connect_to(fd, listener) } else { -1 };
     errno::keeping(|| next_symbol::close(listener));
-    if token < 0 {
+    if stand_in < 0 {
         let reason = failed();
         disconnect(fd);
         return Err(reason);
     }
-    kernel::fcntl(token, F_SETFL, O_NONBLOCK);
-    Ok(token)
+    kernel::fcntl(stand_in, F_SETFL, O_NONBLOCK);
+    Ok(stand_in)
 }
 
 /// The reason that `errno` gives.
 pub fn failed() -> Reason {
-    Reason::NoToken(errno::get())
+    Reason::NoStandIn(errno::get())
 }
 
 /// The address of the pair, of which the port is any. Not a loopback address: a program that is
 /// executed may take it for the peer's.
-fn address(fd: c_int, inner: c_int) -> Option<Name> {
+fn address(fd: c_int, rsocket: c_int) -> Option<SockAddr> {
     let bound = kernel::own(fd).filter(|own| !own.address().is_unspecified());
-    Some(bound.or_else(|| rdma::own(inner))?.with_number(0).in_family(tcp::family(fd)?))
+    Some(bound.or_else(|| rdma::own(rsocket))?.with_port(0).in_family(tcp::family(fd)?))
 }
 
-/// Lets a socket without a token be connected again, by the next fork(2).
+/// Lets a socket without a stand-in be connected again, by the next fork(2).
 pub fn disconnect(fd: c_int) {
     // Of no family (AF_UNSPEC).
     let (nowhere, len) = (libc::sockaddr_storage::zero(), size_of::<libc::sockaddr>() as libc::socklen_t);
@@ -599,23 +604,23 @@ fn connect_to(fd: c_int, listener: c_int) -> c_int {
     if !tcp::poll(&mut fds, &Deadline::after(1_000)) {
         return errno::fail(libc::ETIMEDOUT);
     }
-    let token = open_fds::relocate(kernel::accept(listener));
-    if token < 0 {
+    let stand_in = open_fds::relocate(kernel::accept(listener));
+    if stand_in < 0 {
         return -1;
     }
-    if kernel::peer(token).zip(kernel::own(fd)).is_some_and(|(peer, own)| peer.is_at(&own)) {
-        return token;
+    if kernel::peer(stand_in).zip(kernel::own(fd)).is_some_and(|(peer, own)| peer.is_at(&own)) {
+        return stand_in;
     }
-    close_token(token);
+    close_stand_in(stand_in);
     errno::fail(libc::ECONNREFUSED)
 }
 
-/// Closes this end of a token. By a reset: no connection is left waiting, which would keep the
+/// Closes this end of a stand-in. By a reset: no connection is left waiting, which would keep the
 /// port.
-pub fn close_token(token: c_int) {
-    if token >= 0 {
+pub fn close_stand_in(stand_in: c_int) {
+    if stand_in >= 0 {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        let _ = kernel::set(token, (SOL_SOCKET, libc::SO_LINGER), &linger);
-        open_fds::close(token);
+        let _ = kernel::set(stand_in, (SOL_SOCKET, libc::SO_LINGER), &linger);
+        open_fds::close(stand_in);
     }
 }

@@ -1,55 +1,55 @@
-//! Connections whose slot gets another one, and tokens whose port has none.
+//! Connections whose slot gets another one, and stand-ins whose port has none.
 
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
-use super::connections::close_token;
+use super::connections::close_stand_in;
 use super::connections::{adopt, enter, is_room, leave, with_slot};
 use super::shared::{self, MAX_SLOTS, Slot};
-use crate::sockets::Name;
+use crate::sockets::SockAddr;
 use crate::table;
 
 #[test]
-fn a_token_of_an_ended_process_stands_for_no_other_connection() {
+fn a_stand_in_of_an_ended_process_stands_for_no_other_connection() {
     assert!(shared::prepare());
-    let token = Name::new([127, 0, 3, 1].into(), 54_000);
-    let index = shared::claim(&token, 80, (&token, &token), (-1, 0)).unwrap();
+    let stand_in = SockAddr::new([127, 0, 3, 1].into(), 54_000);
+    let index = shared::claim(&stand_in, 80, (&stand_in, &stand_in), (-1, 0)).unwrap();
     shared::slot(index).unwrap().send();
-    let accepted = shared::accepted(&token, || Some(80)).unwrap();
+    let accepted = shared::accepted(&stand_in, || Some(80)).unwrap();
     // Its process ends, and another thread of this one takes the slot.
     shared::slot(index).unwrap().free();
     let (_client, number) = crate::calls::tests::connection();
     let rsocket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    assert_eq!(shared::claim(&token, 80, (&token, &token), (-1, 0)), Some(index));
+    assert_eq!(shared::claim(&stand_in, 80, (&stand_in, &stand_in), (-1, 0)), Some(index));
     assert!(enter(index, rsocket.as_raw_fd(), -1));
     assert!(adopt(number.as_raw_fd(), accepted).is_none());
     assert_eq!(table::get(number.as_raw_fd()), None);
     let accepted = shared::Accepted { generation: shared::slot(index).map_or(0, Slot::generation), ..accepted };
     assert!(adopt(number.as_raw_fd(), accepted).is_some());
     let entry = table::swap(number.as_raw_fd(), None);
-    assert_eq!(entry.map(|entry| entry.inner), Some(rsocket.as_raw_fd()));
+    assert_eq!(entry.map(|entry| entry.handle), Some(rsocket.as_raw_fd()));
     assert!(table::drop(rsocket.as_raw_fd()));
     leave(index);
 }
 
 #[test]
-fn a_token_whose_port_has_no_slot_gets_another_port() {
+fn a_stand_in_whose_port_has_no_slot_gets_another_port() {
     assert!(shared::prepare());
     let made = std::cell::Cell::new(0);
-    let token = || {
+    let stand_in = || {
         made.set(made.get() + 1);
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         Some(std::os::fd::IntoRawFd::into_raw_fd(socket))
     };
-    let name = Name::new([127, 0, 3, 2].into(), 55_000);
+    let name = SockAddr::new([127, 0, 3, 2].into(), 55_000);
     // The slots of the first three ports are taken.
-    let claim = |own: &Name| {
-        (made.get() == 4).then(|| shared::claim(&own.with_number(55_000), 80, (&name, &name), (-1, 0))).flatten()
+    let claim = |own: &SockAddr| {
+        (made.get() == 4).then(|| shared::claim(&own.with_port(55_000), 80, (&name, &name), (-1, 0))).flatten()
     };
-    let (found, index) = with_slot(token, claim).unwrap();
+    let (found, index) = with_slot(stand_in, claim).unwrap();
     assert_eq!(made.get(), 4);
     shared::slot(index).unwrap().free();
-    close_token(found);
+    close_stand_in(found);
     assert!(with_slot(|| Some(-1), |_| None).is_none());
 }
 

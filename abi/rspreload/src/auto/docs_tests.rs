@@ -33,7 +33,7 @@ fn all_reasons_are_documented() {
     for row in rows {
         let text = row[1].trim_matches('`');
         if text.ends_with(" N") {
-            let with_numbers = [Reason::Failed(7), Reason::NoToken(7)].map(|reason| reason.to_string());
+            let with_numbers = [Reason::Failed(7), Reason::NoStandIn(7)].map(|reason| reason.to_string());
             assert!(with_numbers.contains(&text.replace('N', "7")), "no reason of the log: {text}");
         } else {
             assert!(texts.contains(&format!("=> \"{text}\"")), "no reason of the log: {text}");

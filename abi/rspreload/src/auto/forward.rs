@@ -1,5 +1,5 @@
-//! Forwards data between an rsocket and the token of its connection, for the process that uses the
-//! token's other end.
+//! Forwards data between an rsocket and the stand-in of its connection, for the process that uses
+//! the stand-in's other end.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
@@ -38,10 +38,10 @@ struct Pipe {
 /// A connection.
 pub struct Forward {
     pub index: usize,
-    inner: c_int,
-    token: c_int,
+    rsocket: c_int,
+    stand_in: c_int,
     buffers: *mut [u8; 2 * BUFFER],
-    /// From the rsocket, and from the token.
+    /// From the rsocket, and from the stand-in.
     pipes: [Pipe; 2],
     /// The rsocket has failed. What has arrived by it still reaches the program.
     failed: bool,
@@ -117,18 +117,18 @@ impl Moved {
 impl Forward {
     /// Begins to forward the connection of an index. `None` without memory.
     pub fn begin(index: usize) -> Option<Forward> {
-        let (inner, token) = (connections::inner(index), connections::token(index));
+        let (rsocket, stand_in) = (connections::rsocket(index), connections::stand_in(index));
         let buffers = Mapping::<[u8; 2 * BUFFER]>::new(1)?.leak().as_mut_ptr();
-        rdma::fcntl(inner, F_SETFL, O_NONBLOCK);
-        tcp::keep_alive(token, ORPHAN_TIMEOUT);
+        rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK);
+        tcp::keep_alive(stand_in, ORPHAN_TIMEOUT);
         let pipe = |from, to| Pipe { from, to, start: 0, end: 0, ended: false, shut: false };
-        let pipes = [pipe(inner, token), pipe(token, inner)];
-        Some(Forward { index, inner, token, buffers, pipes, failed: false, in_vain: 0 })
+        let pipes = [pipe(rsocket, stand_in), pipe(stand_in, rsocket)];
+        Some(Forward { index, rsocket, stand_in, buffers, pipes, failed: false, in_vain: 0 })
     }
 
-    /// The events to wait for: of the rsocket, and of the token. A number of -1 needs no wait.
+    /// The events to wait for: of the rsocket, and of the stand-in. A number of -1 needs no wait.
     pub fn events(&self) -> [(c_int, c_short); 2] {
-        [self.inner, self.token].map(|fd| {
+        [self.rsocket, self.stand_in].map(|fd| {
             let mut events = 0;
             for pipe in &self.pipes {
                 if pipe.from == fd && !pipe.ended && pipe.start == pipe.end {
@@ -138,10 +138,10 @@ impl Forward {
                     events |= POLLOUT;
                 }
             }
-            if fd == self.token && self.failed && self.pipes[0].shut {
+            if fd == self.stand_in && self.failed && self.pipes[0].shut {
                 events |= POLLOUT;
             }
-            let bit = if fd == self.inner { base::private::FORWARDER_EVENT } else { 0 };
+            let bit = if fd == self.rsocket { base::private::FORWARDER_EVENT } else { 0 };
             (if events == 0 && !self.awaits_end(fd) { -1 } else { fd }, events | bit)
         })
     }
@@ -150,7 +150,7 @@ impl Forward {
     /// was passed on, and perhaps nobody has it any more. Otherwise the error would be reported
     /// again and again.
     fn awaits_end(&self, fd: c_int) -> bool {
-        let (from, to) = if fd == self.inner { (0, 1) } else { (1, 0) };
+        let (from, to) = if fd == self.rsocket { (0, 1) } else { (1, 0) };
         self.pipes[from].shut && !self.pipes[to].ended
     }
 
@@ -170,10 +170,10 @@ impl Forward {
             }
             return !done;
         }
-        let has_gone = revents[1] & (POLLERR | POLLHUP) != 0 && self.awaits_end(self.token);
+        let has_gone = revents[1] & (POLLERR | POLLHUP) != 0 && self.awaits_end(self.stand_in);
         let failed =
             has_gone || revents.iter().any(|&events| events & POLLERR != 0 && events & (POLLIN | POLLHUP) == 0);
-        let closed = revents[0] & POLLHUP != 0 && self.awaits_end(self.inner);
+        let closed = revents[0] & POLLHUP != 0 && self.awaits_end(self.rsocket);
         if failed || closed || self.pipes.iter().all(|pipe| pipe.shut) {
             self.finish(failed);
             return false;
@@ -187,9 +187,9 @@ impl Forward {
         let buffers = unsafe { &mut *self.buffers };
         let (first, second) = buffers.split_at_mut(BUFFER);
         let buffer = if which == 0 { first } else { second };
-        let (inner, pipe) = (self.inner, &mut self.pipes[which]);
+        let (rsocket, pipe) = (self.rsocket, &mut self.pipes[which]);
         if pipe.start == pipe.end && !pipe.ended {
-            match receive(pipe.from, pipe.from == inner, buffer) {
+            match receive(pipe.from, pipe.from == rsocket, buffer) {
                 Moved::Bytes(0) => pipe.ended = true,
                 Moved::Bytes(count) if which == 1 && self.failed => {
                     self.in_vain += count;
@@ -206,7 +206,7 @@ impl Forward {
         }
         let pipe = &mut self.pipes[which];
         if let Some(data) = buffer.get(pipe.start..pipe.end).filter(|data| !data.is_empty()) {
-            match send(pipe.to, pipe.to == inner, data) {
+            match send(pipe.to, pipe.to == rsocket, data) {
                 Moved::Bytes(count) => pipe.start += count,
                 Moved::Nothing => {}
                 Moved::Failed if which == 1 => self.peer_has_failed(),
@@ -216,7 +216,7 @@ impl Forward {
         let pipe = &mut self.pipes[which];
         if pipe.ended && !pipe.shut && pipe.start == pipe.end {
             pipe.shut = true;
-            if pipe.to == inner {
+            if pipe.to == rsocket {
                 rsocket_abi::rshutdown(pipe.to, SHUT_WR);
             } else if !self.failed {
                 next_symbol::shutdown(pipe.to, SHUT_WR);
@@ -226,26 +226,26 @@ impl Forward {
     }
 
     /// The rsocket does not take or give data any more. The program sees a reset after what has
-    /// arrived: the kernel reports when the token has passed that on.
+    /// arrived: the kernel reports when the stand-in has passed that on.
     fn peer_has_failed(&mut self) {
         (self.pipes[1].start, self.pipes[1].end) = (0, 0);
         self.failed = true;
-        let _ = kernel::set(self.token, (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT), &1);
+        let _ = kernel::set(self.stand_in, (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT), &1);
     }
 
-    /// Whether nothing is left that the token has not passed on.
+    /// Whether nothing is left that the stand-in has not passed on.
     fn has_drained(&self) -> bool {
-        kernel::poll(&mut [libc::pollfd { fd: self.token, events: POLLOUT, revents: 0 }], 0) > 0
+        kernel::poll(&mut [libc::pollfd { fd: self.stand_in, events: POLLOUT, revents: 0 }], 0) > 0
     }
 
     /// Ends the connection.
     fn finish(&mut self, by_reset: bool) {
         if by_reset {
             connections::leave(self.index);
-            rsocket::reset(self.inner);
+            rsocket::reset(self.rsocket);
         } else {
             connections::leave_in_order(self.index);
-            rsocket_abi::rclose(self.inner);
+            rsocket_abi::rclose(self.rsocket);
         }
         self.unmap();
     }
@@ -257,7 +257,7 @@ impl Forward {
 }
 
 /// One thread serves all connections: it never waits for one, whatever a thread of the program that
-/// still has the number's old entry does to the rsocket's flags.
+/// still has the descriptor's old entry does to the rsocket's flags.
 fn receive(fd: c_int, is_rsocket: bool, buffer: &mut [u8]) -> Moved {
     Moved::from(if is_rsocket {
         rdma::receive(fd, buffer, MSG_DONTWAIT | base::private::FORWARDER_FLAG)

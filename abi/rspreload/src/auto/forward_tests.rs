@@ -1,4 +1,5 @@
-//! Forwarding between two pairs of the kernel's sockets, which stand for the rsocket and the token.
+//! Forwarding between two pairs of the kernel's sockets, which stand for the rsocket and the
+//! stand-in.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -7,11 +8,11 @@ use std::os::fd::IntoRawFd;
 use super::*;
 use crate::calls::tests::connection;
 
-/// A forward, and the far ends of its rsocket and of its token.
+/// A forward, and the far ends of its rsocket and of its stand-in.
 fn forward(index: usize) -> (Forward, TcpStream, TcpStream) {
-    let ((peer, inner), (program, token)) = (connection(), connection());
-    token.set_nonblocking(true).unwrap();
-    connections::enter(index, inner.into_raw_fd(), token.into_raw_fd());
+    let ((peer, rsocket), (program, stand_in)) = (connection(), connection());
+    stand_in.set_nonblocking(true).unwrap();
+    connections::enter(index, rsocket.into_raw_fd(), stand_in.into_raw_fd());
     (Forward::begin(index).unwrap(), peer, program)
 }
 
@@ -70,7 +71,7 @@ fn a_program_that_has_ended_and_gone_ends_the_connection() {
     for (level, name, value) in
         [(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1), (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, ORPHAN_TIMEOUT)]
     {
-        assert_eq!(crate::tcp::int(forward.token, level, name), Some(value));
+        assert_eq!(crate::tcp::int(forward.stand_in, level, name), Some(value));
     }
     program.shutdown(Shutdown::Write).unwrap();
     peer.set_nonblocking(true).unwrap();
@@ -86,7 +87,7 @@ fn a_program_that_has_ended_and_gone_ends_the_connection() {
 fn what_a_peer_has_sent_arrives_after_a_send_to_it_has_failed() {
     let (mut forward, mut peer, mut program) = forward(104);
     // Most of it is on the way when the peer goes.
-    kernel::set(forward.token, (libc::SOL_SOCKET, libc::SO_SNDBUF), &16_384).unwrap();
+    kernel::set(forward.stand_in, (libc::SOL_SOCKET, libc::SO_SNDBUF), &16_384).unwrap();
     kernel::set(std::os::fd::AsRawFd::as_raw_fd(&program), (libc::SOL_SOCKET, libc::SO_RCVBUF), &16_384).unwrap();
     let sent: Vec<u8> = (0..150_000_u32).map(|number| (number * 7) as u8).collect();
     let data = sent.clone();
@@ -154,7 +155,7 @@ fn a_program_that_is_blocked_in_a_send_reads_what_has_arrived_after_its_peer_has
 #[test]
 fn a_program_that_only_sends_sees_the_reset_of_its_peer() {
     let (mut forward, mut peer, mut program) = forward(106);
-    kernel::set(forward.token, (libc::SOL_SOCKET, libc::SO_SNDBUF), &16_384).unwrap();
+    kernel::set(forward.stand_in, (libc::SOL_SOCKET, libc::SO_SNDBUF), &16_384).unwrap();
     kernel::set(std::os::fd::AsRawFd::as_raw_fd(&program), (libc::SOL_SOCKET, libc::SO_RCVBUF), &16_384).unwrap();
     peer.set_nonblocking(true).unwrap();
     let piece = vec![7; 1 << 16];

@@ -94,7 +94,7 @@ const ROUTES: &[(c_int, &[c_int])] = &[
     (IPPROTO_IP, &[4, 19, 50]),
     // IPV6_PKTINFO, IPV6_TRANSPARENT, IPV6_UNICAST_IF.
     (IPPROTO_IPV6, &[50, 75, 76]),
-    // TCP_SAVE_SYN: a token's SYN is none of the peer's.
+    // TCP_SAVE_SYN: a stand-in's SYN is none of the peer's.
     (IPPROTO_TCP, &[27]),
 ];
 

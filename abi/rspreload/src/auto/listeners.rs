@@ -12,7 +12,7 @@ use super::connections;
 use super::log::{self, Reason};
 use super::{route, shared, thread};
 use crate::process::Deadline;
-use crate::sockets::{self, AtomicName, Name, kernel, rdma};
+use crate::sockets::{self, AtomicName, SockAddr, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::Lock;
 use crate::{config, epoll::members, errno, rsocket, rsocket_abi, tcp};
@@ -20,7 +20,7 @@ use crate::{config, epoll::members, errno, rsocket, rsocket_abi, tcp};
 /// The most listeners of a process, and the most addresses of one.
 pub const MAX_LISTENERS: usize = 64;
 pub const MAX_ADDRESSES: usize = 16;
-/// The most tokens of a listener that wait for accept(2), whatever its backlog.
+/// The most stand-ins of a listener that wait for accept(2), whatever its backlog.
 pub const MAX_BACKLOG: c_int = 4096;
 
 const FREE: u32 = 0;
@@ -33,7 +33,7 @@ static ACCEPTING: Lock = Lock::new();
 /// A listener.
 pub struct Listener {
     state: AtomicU32,
-    /// The program's numbers: how many, and the first one, which may have been closed.
+    /// The program's descriptors: how many, and the first one, which may have been closed.
     numbers: AtomicU32,
     first: AtomicI32,
     /// Its local address, as the program has bound it.
@@ -42,7 +42,7 @@ pub struct Listener {
     v6only: AtomicBool,
     /// Its rsockets are closed for a while, since there is no room for connections by RDMA.
     is_full: AtomicBool,
-    /// Numbers plus one; 0 for none.
+    /// Descriptors plus one; 0 for none.
     rsockets: [AtomicI32; MAX_ADDRESSES],
 }
 
@@ -53,7 +53,7 @@ fn option(fd: c_int, level: c_int, name: c_int) -> c_int {
 }
 
 fn of(entry: Entry) -> Option<&'static Listener> {
-    LISTENERS.get(usize::try_from(entry.inner).ok()?)
+    LISTENERS.get(usize::try_from(entry.handle).ok()?)
 }
 
 /// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if no
@@ -67,10 +67,10 @@ pub fn add(fd: c_int, backlog: c_int) {
     log::listener(fd, &own, try_add(fd, &own, backlog).err());
 }
 
-fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
+fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
     Reason::NotOwn.unless(members::is_own(fd))?;
     Reason::Loopback.unless(!own.address().is_loopback())?;
-    Reason::Rule.unless(config::is_automatic(own.address(), own.number()))?;
+    Reason::Rule.unless(config::is_automatic(own.address(), own.port()))?;
     Reason::Reuse.unless(option(fd, SOL_SOCKET, SO_REUSEPORT) == 0)?;
     Reason::Option.unless(!route::has_kernel_option(fd))?;
     Reason::Ring.unless(!route::has_ring())?;
@@ -84,7 +84,7 @@ fn try_add(fd: c_int, own: &Name, backlog: c_int) -> Result<(), Reason> {
     listener.v6only.store(v6only, SeqCst);
     listener.first.store(fd, SeqCst);
     listener.numbers.store(1, SeqCst);
-    let entry = Entry { kind: Kind::Listener, flags: 0, inner: index as c_int };
+    let entry = Entry { kind: Kind::Listener, flags: 0, handle: index as c_int };
     let prepared = Reason::Busy.unless(shared::prepare() && table::prepare(fd).is_ok());
     let opened = prepared.and_then(|()| listener.open(Some(fd)));
     if let Err(reason) = opened.and_then(|()| Reason::Busy.unless(table::replace(fd, None, Some(entry)))) {
@@ -130,7 +130,7 @@ impl Listener {
         let mut result = Err(Reason::NoDevice);
         tcp::each_local(|address| {
             if self.covers(&own, &address) && route::is_rdma(&address) {
-                let opened = self.open_at(fd, &address.with_number(own.number()));
+                let opened = self.open_at(fd, &address.with_port(own.port()));
                 if result.is_err() {
                     result = opened;
                 }
@@ -141,28 +141,29 @@ impl Listener {
 
     /// Whether a listener at the wildcard address `own` gets connections of other hosts to
     /// `address`.
-    fn covers(&self, own: &Name, address: &Name) -> bool {
+    fn covers(&self, own: &SockAddr, address: &SockAddr) -> bool {
         let fits = if address.family() == AF_INET6 { own.family() == AF_INET6 } else { !self.v6only.load(SeqCst) };
         fits && !address.address().is_loopback()
     }
 
-    fn open_at(&self, fd: Option<c_int>, at: &Name) -> Result<(), Reason> {
+    fn open_at(&self, fd: Option<c_int>, at: &SockAddr) -> Result<(), Reason> {
         let free = self.rsockets.iter().find(|number| number.load(SeqCst) == 0).ok_or(Reason::Busy)?;
         let mut error = 0;
-        let inner = tcp::make_rsocket(at, |inner| {
+        let rsocket = tcp::make_rsocket(at, |rsocket| {
             if self.v6only.load(SeqCst) {
-                let _ = rsocket::set_option(inner, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+                let _ = rsocket::set_option(rsocket, IPPROTO_IPV6, IPV6_V6ONLY, 1);
             }
             if let Some(fd) = fd {
-                route::copy_early_options(fd, inner);
+                route::copy_early_options(fd, rsocket);
             }
-            rdma::fcntl(inner, F_SETFL, O_NONBLOCK);
-            let listens = tcp::bind(inner, at) && rsocket_abi::rlisten(inner, self.backlog.load(SeqCst)) == 0;
+            rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK);
+            let listens = tcp::bind(rsocket, at) && rsocket_abi::rlisten(rsocket, self.backlog.load(SeqCst)) == 0;
             error = errno::get();
             listens
         });
-        let inner = inner.ok_or(if error == libc::EADDRINUSE { Reason::PortTaken } else { Reason::Failed(error) })?;
-        free.store(inner + 1, SeqCst);
+        let rsocket =
+            rsocket.ok_or(if error == libc::EADDRINUSE { Reason::PortTaken } else { Reason::Failed(error) })?;
+        free.store(rsocket + 1, SeqCst);
         Ok(())
     }
 
@@ -170,24 +171,24 @@ impl Listener {
     fn close(&self) {
         self.is_full.store(false, SeqCst);
         for number in &self.rsockets {
-            let inner = number.swap(0, SeqCst) - 1;
-            if inner >= 0 {
-                rsocket::close(inner);
+            let rsocket = number.swap(0, SeqCst) - 1;
+            if rsocket >= 0 {
+                rsocket::close(rsocket);
             }
         }
     }
 
     /// The rsockets that listen.
     pub fn rsockets(&self) -> impl Iterator<Item = c_int> {
-        self.rsockets.iter().map(|number| number.load(SeqCst) - 1).filter(|&inner| inner >= 0)
+        self.rsockets.iter().map(|number| number.load(SeqCst) - 1).filter(|&rsocket| rsocket >= 0)
     }
 
-    /// The address to which the token of a connection is sent: its local address. Never a loopback
-    /// address, which a program without this library would trust if it got the token.
-    fn token_address(&self, inner: c_int) -> Option<Name> {
+    /// The address to which the stand-in of a connection is sent: its local address. Never a
+    /// loopback address, which a program without this library would trust if it got the stand-in.
+    fn stand_in_address(&self, rsocket: c_int) -> Option<SockAddr> {
         let own = self.own.load()?;
         if own.address().is_unspecified() {
-            Some(rdma::own(inner)?.of_device().with_number(own.number()))
+            Some(rdma::own(rsocket)?.of_device().with_port(own.port()))
         } else {
             Some(own)
         }
@@ -215,7 +216,7 @@ impl Listener {
         }
         let _held = ACCEPTING.hold();
         if !was_full && self.rsockets().next().is_some() {
-            self.send_last_tokens();
+            self.send_last_stand_ins();
             self.listen_by_tcp_only(Reason::Slots);
             self.is_full.store(true, SeqCst);
         } else if self.is_full.swap(false, SeqCst) {
@@ -226,41 +227,42 @@ impl Listener {
         }
     }
 
-    /// A number of the program's for it.
-    fn number(&self) -> Option<c_int> {
+    /// Returns a descriptor of the program for the listener.
+    fn fd(&self) -> Option<c_int> {
         let is_own = |entry: Entry| entry.kind == Kind::Listener && of(entry).is_some_and(|of| core::ptr::eq(of, self));
         let first = self.first.load(SeqCst);
         if table::get(first).is_some_and(is_own) {
             return Some(first);
         }
-        let mut number = None;
+        let mut found = None;
         table::each(|fd, entry| {
             if is_own(entry) {
-                number = Some(fd);
+                found = Some(fd);
             }
         });
-        self.first.store(number?, SeqCst);
-        number
+        self.first.store(found?, SeqCst);
+        found
     }
 
     fn port(&self) -> u16 {
-        self.own.load().map_or(0, |own| own.number())
+        self.own.load().map_or(0, |own| own.port())
     }
 
-    /// Whether another token may be sent: no more wait than the program allows connections to wait.
+    /// Whether another stand-in may be sent: no more wait than the program allows connections to
+    /// wait.
     pub fn has_room(&self, waiting: impl Iterator<Item = u16>) -> bool {
         let port = self.port();
-        waiting.filter(|&waits| waits == port).count() < max_tokens(self.backlog.load(SeqCst))
+        waiting.filter(|&waits| waits == port).count() < max_stand_ins(self.backlog.load(SeqCst))
     }
 
-    /// Accepts the connections that have arrived at an rsocket, and sends their tokens.
-    pub fn accept(&self, inner: c_int) {
+    /// Accepts the connections that have arrived at an rsocket, and sends their stand-ins.
+    pub fn accept(&self, rsocket: c_int) {
         let _held = ACCEPTING.hold();
         let may_more = || {
-            let is_open = self.rsockets().any(|own| own == inner);
-            is_open && self.has_room(thread::waiting_tokens()) && connections::has_room(false)
+            let is_open = self.rsockets().any(|own| own == rsocket);
+            is_open && self.has_room(thread::waiting_stand_ins()) && connections::has_room(false)
         };
-        let error = self.send_tokens(inner, may_more);
+        let error = self.send_stand_ins(rsocket, may_more);
         // An rsocket has no connection now, or never has one again: after a change of the user, or
         // of the root folder, no event channel can be opened, perhaps.
         let passes = [EAGAIN, EINTR, ECONNABORTED, EMFILE, ENFILE, ENOBUFS, ENOMEM];
@@ -272,22 +274,22 @@ impl Listener {
     /// Closes the rsockets if the program's socket does not listen any more: a child of fork(2) may
     /// have shut it down.
     fn close_if_stopped(&self) {
-        if self.number().is_some_and(|fd| !tcp::is_listening(fd)) {
+        if self.fd().is_some_and(|fd| !tcp::is_listening(fd)) {
             self.close();
         }
     }
 
-    /// Sends the tokens of the last connections, before the rsockets are closed. Waits for
+    /// Sends the stand-ins of the last connections, before the rsockets are closed. Waits for
     /// handshakes that are answered: their peers may be connected from their point of view. Other
     /// listeners wait meanwhile, for at most as long as a client does by default.
-    fn send_last_tokens(&self) {
+    fn send_last_stand_ins(&self) {
         let end = Deadline::after(config::DEFAULT_TIMEOUT);
         loop {
             let left: c_int = self.rsockets().map(rsocket::last_connections).sum();
-            for inner in self.rsockets() {
-                let mut entry = [libc::pollfd { fd: inner, events: libc::POLLIN, revents: 0 }];
+            for rsocket in self.rsockets() {
+                let mut entry = [libc::pollfd { fd: rsocket, events: libc::POLLIN, revents: 0 }];
                 if rdma::poll(&mut entry, 0) > 0 {
-                    self.send_tokens(inner, || true);
+                    self.send_stand_ins(rsocket, || true);
                 }
             }
             if left == 0 || end.left() == 0 {
@@ -297,15 +299,15 @@ impl Listener {
         }
     }
 
-    /// Sends the tokens of the connections that an rsocket has. Returns the errno of accept, or 0
-    /// if there may be no more.
-    fn send_tokens(&self, inner: c_int, may_more: impl Fn() -> bool) -> c_int {
+    /// Sends the stand-ins of the connections that an rsocket has. Returns the errno of accept, or
+    /// 0 if there may be no more.
+    fn send_stand_ins(&self, rsocket: c_int, may_more: impl Fn() -> bool) -> c_int {
         while may_more() {
-            let new = rdma::accept(inner);
+            let new = rdma::accept(rsocket);
             if new < 0 {
                 return errno::get();
             }
-            if !self.token_address(new).is_some_and(|to| connections::send_token(new, &to)) {
+            if !self.stand_in_address(new).is_some_and(|to| connections::send_stand_in(new, &to)) {
                 self.close_if_stopped();
                 rsocket::reset(new);
             }
@@ -314,8 +316,8 @@ impl Listener {
     }
 }
 
-/// The most tokens that wait for accept(2), as with TCP: one more than the backlog.
-fn max_tokens(backlog: c_int) -> usize {
+/// The most stand-ins that wait for accept(2), as with TCP: one more than the backlog.
+fn max_stand_ins(backlog: c_int) -> usize {
     (if (0..MAX_BACKLOG).contains(&backlog) { backlog + 1 } else { MAX_BACKLOG }) as usize
 }
 
@@ -337,8 +339,8 @@ pub fn learn(port: u16, reason: Reason) {
     listen_by_tcp_only_at(port, reason, |_| true);
 }
 
-/// A token that was sent to a port was refused.
-pub fn token_refused(port: u16) {
+/// A stand-in that was sent to a port was refused.
+pub fn stand_in_refused(port: u16) {
     let _held = ACCEPTING.hold();
     open().filter(|listener| listener.port() == port).for_each(Listener::close_if_stopped);
 }
@@ -350,7 +352,7 @@ fn listen_by_tcp_only_at(port: u16, reason: Reason, concerns: impl Fn(&Listener)
     let at_port = open().filter(|listener| listener.port() == port && listener.uses_rdma());
     for listener in at_port.filter(|listener| concerns(listener)) {
         if reason != Reason::Stranger {
-            errno::keeping(|| listener.send_last_tokens());
+            errno::keeping(|| listener.send_last_stand_ins());
         }
         listener.listen_by_tcp_only(reason);
         closed = true;
@@ -388,21 +390,21 @@ pub fn stop(entry: Entry) {
 pub fn set_backlog(entry: Entry, backlog: c_int) {
     let Some(listener) = of(entry) else { return };
     listener.backlog.store(backlog, SeqCst);
-    for inner in listener.rsockets() {
-        errno::keeping(|| rsocket_abi::rlisten(inner, backlog));
+    for rsocket in listener.rsockets() {
+        errno::keeping(|| rsocket_abi::rlisten(rsocket, backlog));
     }
 }
 
 /// A listener is TCP's from now on: an option is about to be set that decides from where the kernel
-/// takes connections, and so tokens, or which sockets get them; or the program passes it to another
-/// process, which may not have this library.
+/// takes connections, and so stand-ins, or which sockets get them; or the program passes it to
+/// another process, which may not have this library.
 pub fn leave_to_kernel(entry: Entry, reason: Reason) {
     if let Some(listener) = of(entry).filter(|listener| listener.state.load(SeqCst) == OPEN) {
         listen_by_tcp_only_at(listener.port(), reason, |other| core::ptr::eq(other, listener));
     }
 }
 
-/// TCP_DEFER_ACCEPT is a hint: with it the kernel would not report tokens, which have no data.
+/// TCP_DEFER_ACCEPT is a hint: with it the kernel would not report stand-ins, which have no data.
 pub fn accept_at_once(fd: c_int) {
     const NAME: (c_int, c_int) = (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
     if option(fd, NAME.0, NAME.1) != 0 && tcp::is_listening(fd) {
@@ -410,7 +412,7 @@ pub fn accept_at_once(fd: c_int) {
     }
 }
 
-/// In a child of fork(2): the listeners are the parent's, and the child's numbers the kernel's.
+/// In a child of fork(2): the listeners are the parent's, and the child's descriptors the kernel's.
 pub fn in_child() {
     ACCEPTING.reset();
     table::each(|fd, entry| {
@@ -432,20 +434,20 @@ mod tests {
 
     use super::*;
 
-    fn name(text: &str) -> Name {
+    fn name(text: &str) -> SockAddr {
         let at: SocketAddr = text.parse().unwrap();
-        Name::new(at.ip(), at.port())
+        SockAddr::new(at.ip(), at.port())
     }
 
-    fn listener(own: &Name) -> Listener {
+    fn listener(own: &SockAddr) -> Listener {
         let listener = Listener::new();
         listener.own.store(own);
         listener
     }
 
     #[test]
-    fn no_more_tokens_wait_than_the_backlog_allows() {
-        assert_eq!([0, 1, 4094, 4095, 4096, c_int::MAX, -1].map(max_tokens), [1, 2, 4095, 4096, 4096, 4096, 4096]);
+    fn no_more_stand_ins_wait_than_the_backlog_allows() {
+        assert_eq!([0, 1, 4094, 4095, 4096, c_int::MAX, -1].map(max_stand_ins), [1, 2, 4095, 4096, 4096, 4096, 4096]);
         let listener = listener(&name("10.0.0.1:80"));
         listener.backlog.store(2, SeqCst);
         let waiting = |here, elsewhere| [80; 9].into_iter().take(here).chain([81; 9].into_iter().take(elsewhere));
@@ -472,14 +474,14 @@ mod tests {
     }
 
     #[test]
-    fn tokens_go_to_the_address_of_the_connection() {
-        let (_client, inner) = crate::calls::tests::connection();
-        let token = |own| {
-            let to = listener(&name(own)).token_address(inner.as_raw_fd()).unwrap();
-            (to.address().to_string(), to.number())
+    fn stand_ins_go_to_the_address_of_the_connection() {
+        let (_client, rsocket) = crate::calls::tests::connection();
+        let stand_in = |own| {
+            let to = listener(&name(own)).stand_in_address(rsocket.as_raw_fd()).unwrap();
+            (to.address().to_string(), to.port())
         };
-        assert_eq!(token("0.0.0.0:80"), ("127.0.0.1".into(), 80));
-        assert_eq!(token("[::]:80"), ("127.0.0.1".into(), 80));
-        assert_eq!(token("10.0.0.1:80"), ("10.0.0.1".into(), 80));
+        assert_eq!(stand_in("0.0.0.0:80"), ("127.0.0.1".into(), 80));
+        assert_eq!(stand_in("[::]:80"), ("127.0.0.1".into(), 80));
+        assert_eq!(stand_in("10.0.0.1:80"), ("10.0.0.1".into(), 80));
     }
 }

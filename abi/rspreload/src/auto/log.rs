@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::{fmt, mem};
 
 use crate::memory::any_bytes;
-use crate::sockets::{AtomicName, Name, kernel, rdma};
+use crate::sockets::{AtomicName, SockAddr, kernel, rdma};
 use crate::table::Growing;
 use crate::{config, errno, open_fds, tcp};
 
@@ -22,7 +22,7 @@ macro_rules! reasons {
             $($reason,)*
             /// With an errno.
             Failed(i32),
-            NoToken(i32),
+            NoStandIn(i32),
         }
 
         impl fmt::Display for Reason {
@@ -30,7 +30,7 @@ macro_rules! reasons {
                 match self {
                     $(Reason::$reason => f.write_str($text),)*
                     Reason::Failed(error) => write!(f, "the attempt by RDMA failed with errno {error}"),
-                    Reason::NoToken(error) => write!(f, "no connection inside the host: errno {error}"),
+                    Reason::NoStandIn(error) => write!(f, "no connection inside the host: errno {error}"),
                 }
             }
         }
@@ -101,20 +101,20 @@ pub fn line(text: fmt::Arguments<'_>) {
 }
 
 /// A connection of connect(2).
-pub fn connection(fd: i32, to: &Name, reason: Reason) {
+pub fn connection(fd: i32, to: &SockAddr, reason: Reason) {
     let way = way(fd, to, reason);
-    line(format_args!("connect: socket {fd} -> {} port {}: {way}: {reason}", to.address(), to.number()));
+    line(format_args!("connect: socket {fd} -> {} port {}: {way}: {reason}", to.address(), to.port()));
 }
 
 /// A connection of accept(2).
-pub fn accepted(fd: i32, from: &Name, reason: Reason) {
+pub fn accepted(fd: i32, from: &SockAddr, reason: Reason) {
     let way = way(fd, from, reason);
-    line(format_args!("accept: socket {fd} <- {} port {}: {way}: {reason}", from.address(), from.number()));
+    line(format_args!("accept: socket {fd} <- {} port {}: {way}: {reason}", from.address(), from.port()));
 }
 
 /// The transport of a connection. The peer of one by TCP is remembered for the line of its
 /// close(2).
-fn way(fd: c_int, peer: &Name, reason: Reason) -> &'static str {
+fn way(fd: c_int, peer: &SockAddr, reason: Reason) -> &'static str {
     match reason {
         Reason::Connected => return "RDMA",
         Reason::Forwarded => return "RDMA, forwarded",
@@ -130,8 +130,8 @@ fn way(fd: c_int, peer: &Name, reason: Reason) -> &'static str {
 }
 
 /// A listener. `reason`: why not both ways.
-pub fn listener(fd: i32, own: &Name, reason: Option<Reason>) {
-    let (address, port) = (own.address(), own.number());
+pub fn listener(fd: i32, own: &SockAddr, reason: Option<Reason>) {
+    let (address, port) = (own.address(), own.port());
     match reason {
         None => line(format_args!("listen: socket {fd} at {address} port {port}: RDMA and TCP")),
         Some(reason) => line(format_args!("listen: socket {fd} at {address} port {port}: TCP: {reason}")),
@@ -161,8 +161,8 @@ const _: () = assert!(mem::size_of::<Reason>() <= 8);
 /// Whether this process, or the one that has forked it, has logged a connection by TCP.
 static LOGGED: AtomicBool = AtomicBool::new(false);
 
-/// By number: the peer of a connection by TCP, which the kernel forgets when both ends have shut
-/// down, or if it was never made. Made of atomic integers only.
+/// By descriptor: the peer of a connection by TCP, which the kernel forgets when both ends have
+/// shut down, or if it was never made. Made of atomic integers only.
 static PEERS: Growing<AtomicName> = Growing::new();
 
 /// A descriptor of the kernel's is about to be closed.
@@ -185,7 +185,7 @@ fn report(fd: c_int) {
     let Some(info) = info(fd) else { return };
     let logged = PEERS.get(fd).and_then(AtomicName::take);
     let (Some(own), Some(peer)) = (kernel::own(fd), kernel::peer(fd).or(logged)) else { return };
-    let [own, peer] = [own, peer].map(|name| SocketAddr::new(name.address(), name.number()));
+    let [own, peer] = [own, peer].map(|name| SocketAddr::new(name.address(), name.port()));
     if info.was_made() {
         let (sent, received) = info.bytes();
         line(format_args!("close: socket {fd} {own} -> {peer} tcp: sent {sent} bytes, received {received}"));

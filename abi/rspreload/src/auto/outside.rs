@@ -1,5 +1,5 @@
-//! Numbers that leave RDMA: by connect(2) with AF_UNSPEC, and because calls use them that do not
-//! come here.
+//! Descriptors that leave RDMA: by connect(2) with AF_UNSPEC, and because calls use them that do
+//! not come here.
 
 use core::ffi::c_int;
 
@@ -32,7 +32,7 @@ pub fn leave_rdma(fd: c_int, entry: Entry) {
         return;
     }
     match entry.kind {
-        Kind::Socket if is_auto(entry) => errno::keeping(|| reset(entry.inner)),
+        Kind::Socket if is_auto(entry) => errno::keeping(|| reset(entry.handle)),
         Kind::Connecting if table::replace(fd, Some(entry), None) => errno::keeping(|| connect::abandon(entry)),
         Kind::Listener => errno::keeping(|| listeners::stop(entry)),
         Kind::Forwarded => {
@@ -42,25 +42,25 @@ pub fn leave_rdma(fd: c_int, entry: Entry) {
     }
 }
 
-/// Closes the rsocket of all its numbers, as TCP does: the peer sees a reset.
-fn reset(inner: c_int) {
-    rsocket::reset_when_closed(inner);
+/// Closes the rsocket of all its descriptors, as TCP does: the peer sees a reset.
+fn reset(rsocket: c_int) {
+    rsocket::reset_when_closed(rsocket);
     table::each(|number, entry| {
-        if is_number_of(inner, entry) && table::replace(number, Some(entry), None) {
+        if is_number_of(rsocket, entry) && table::replace(number, Some(entry), None) {
             members::begin(number);
             release_rsocket(entry);
         }
     });
 }
 
-// Numbers that will be used by calls that do not come here: those of another process to which they
-// are passed (SCM_RIGHTS), and the C library's own (stdio).
+// Descriptors that will be used by calls that do not come here: those of another process to which
+// they are passed (SCM_RIGHTS), and the C library's own (stdio).
 //
 // The data of a connection by RDMA is forwarded from then on ([`super::forward`]), so that its
-// number is a TCP socket of the kernel for every use.
+// descriptor is a TCP socket of the kernel for every use.
 
-/// The entry of a number without an attempt, which ends first. A child of vfork(2) cannot end its
-/// parent's.
+/// The entry of a descriptor without an attempt, which ends first. A child of vfork(2) cannot end
+/// its parent's.
 fn settled(fd: c_int) -> Option<Entry> {
     loop {
         match table::get(fd) {
@@ -70,13 +70,13 @@ fn settled(fd: c_int) -> Option<Entry> {
     }
 }
 
-/// Leaves a number to the kernel. Fails for rsockets that are not of automatic mode, whose numbers
-/// are no sockets of the kernel.
+/// Leaves a descriptor to the kernel. Fails for rsockets that are not of automatic mode, whose
+/// descriptors are no sockets of the kernel.
 pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
     let Some(entry) = settled(fd) else { return Ok(()) };
     errno::keeping(|| match entry.kind {
         Kind::Socket if is_auto(entry) => {
-            connections::forward_from_now(fd, entry.inner, Use::Inherited).map_err(|_| libc::ENOBUFS)
+            connections::forward_from_now(fd, entry.handle, Use::Inherited).map_err(|_| libc::ENOBUFS)
         }
         Kind::Socket => Err(EOPNOTSUPP),
         Kind::Listener => {
@@ -90,14 +90,14 @@ pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
     })
 }
 
-/// A program that is about to be executed gets the connection of a number: its data is forwarded
-/// from now on. A program gets a listener as it is.
+/// A program that is about to be executed gets the connection of a descriptor: its data is
+/// forwarded from now on. A program gets a listener as it is.
 pub fn give_to_program(fd: c_int) {
     let Some(entry) = settled(fd) else { return };
     errno::keeping(|| match entry.kind {
         Kind::Socket if process::is_guest() => super::guest_copies(fd, entry),
         Kind::Socket if is_auto(entry) => {
-            if let Err(reason) = connections::forward_from_now(fd, entry.inner, Use::Executed) {
+            if let Err(reason) = connections::forward_from_now(fd, entry.handle, Use::Executed) {
                 log::not_given(fd, "program that is executed with it", reason);
             }
         }
@@ -105,14 +105,14 @@ pub fn give_to_program(fd: c_int) {
     });
 }
 
-/// A number is about to lose FD_CLOEXEC, which it loses for a program only.
+/// A descriptor is about to lose FD_CLOEXEC, which it loses for a program only.
 pub fn loses_cloexec(fd: c_int) {
     if table::get(fd).is_some() && errno::keeping(|| !open_fds::is_inheritable(fd)) {
         give_to_program(fd);
     }
 }
 
-/// sendmsg(2) is about to pass numbers to another process.
+/// sendmsg(2) is about to pass descriptors to another process.
 ///
 /// # Safety
 /// As for sendmsg(2).

@@ -1,9 +1,9 @@
 //! Whether a connection may use RDMA: what rules, the socket, its route and the past say.
 //!
-//! What is remembered of destinations, local addresses and commands is in a hash table of words, each
-//! with an outcome, the second in which it expires, and a hash of its subject. It is read and written
-//! without a lock. If two subjects have the same hash, which is improbable, a connection uses TCP
-//! where it could use RDMA.
+//! What is remembered of destinations, local addresses and commands is in a hash table of words,
+//! each with an outcome, the second in which it expires, and a hash of its subject. It is read and
+//! written without a lock. If two subjects have the same hash, which is improbable, a connection
+//! uses TCP where it could use RDMA.
 
 use core::ffi::c_int;
 use core::net::IpAddr;
@@ -14,7 +14,7 @@ use libc::{IPPROTO_IP, IPPROTO_TCP, SO_BINDTODEVICE, SO_MARK, SOCK_CLOEXEC, SOCK
 
 use super::kernel_options;
 use super::log::Reason;
-use crate::sockets::{Name, kernel};
+use crate::sockets::{SockAddr, kernel};
 use crate::{config, errno, next_symbol, open_fds, process, rsocket, table, tcp};
 
 /// Whether `fd` is a TCP socket, which the configuration allows to be an rsocket.
@@ -41,26 +41,26 @@ const READABLE_OPTIONS: [(c_int, c_int); 3] =
     [(SOL_SOCKET, SO_BINDTODEVICE), (SOL_SOCKET, SO_MARK), (IPPROTO_IP, libc::IP_TRANSPARENT)];
 
 /// The local address to which the program has bound the socket, if it is not a wildcard.
-pub fn bound(fd: c_int) -> Option<Name> {
-    kernel::own(fd).filter(|own| own.number() != 0 || !own.address().is_unspecified())
+pub fn bound(fd: c_int) -> Option<SockAddr> {
+    kernel::own(fd).filter(|own| own.port() != 0 || !own.address().is_unspecified())
 }
 
 /// The local address of the route to an address.
-fn source(to: &Name) -> Option<Name> {
+fn source(to: &SockAddr) -> Option<SockAddr> {
     // No packet is sent.
     let udp = next_symbol::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if udp < 0 {
         return None;
     }
     // Any port but 0, to which the kernel connects as well, but that is undocumented.
-    let to = if to.number() == 0 { to.with_number(1) } else { *to };
+    let to = if to.port() == 0 { to.with_port(1) } else { *to };
     let own = if kernel::connect(udp, &to) == 0 { kernel::own(udp) } else { None };
     next_symbol::close(udp);
     own
 }
 
 /// Whether rsockets can listen at a local address beside TCP, and so can be connected from there.
-pub fn is_rdma(own: &Name) -> bool {
+pub fn is_rdma(own: &SockAddr) -> bool {
     let subject = Subject::Local(own.address());
     match find(subject) {
         Some(Outcome::With) => true,
@@ -75,8 +75,8 @@ pub fn is_rdma(own: &Name) -> bool {
 
 /// What rules out RDMA for an address without a system call: nearly every connection to a
 /// destination without RDMA.
-pub fn ruled_out(to: &Name) -> Result<(), Reason> {
-    let (address, port) = (to.address(), to.number());
+pub fn ruled_out(to: &SockAddr) -> Result<(), Reason> {
+    let (address, port) = (to.address(), to.port());
     Reason::Loopback.unless(!address.is_loopback())?;
     // The kernel takes an unspecified address for a loopback address.
     Reason::NoRoute.unless(!address.is_unspecified() && !address.is_multicast())?;
@@ -87,7 +87,7 @@ pub fn ruled_out(to: &Name) -> Result<(), Reason> {
 }
 
 /// Whether the connection of `fd` to an address that is not [ruled out](ruled_out) may use RDMA.
-pub fn allows_rdma(fd: c_int, to: &Name) -> Result<(), Reason> {
+pub fn allows_rdma(fd: c_int, to: &SockAddr) -> Result<(), Reason> {
     Reason::Option.unless(!has_kernel_option(fd))?;
     Reason::UsedByChild.unless(!command().1)?;
     let bound = bound(fd).filter(|own| !own.address().is_unspecified());
@@ -103,11 +103,11 @@ pub fn allows_rdma(fd: c_int, to: &Name) -> Result<(), Reason> {
 }
 
 /// The options that are set before an rsocket connects or listens.
-pub fn copy_early_options(fd: c_int, inner: c_int) {
+pub fn copy_early_options(fd: c_int, rsocket: c_int) {
     /// Which of the two sizes the program has set (linux/socket.h, since Linux 5.15).
     const SO_BUF_LOCK: c_int = 72;
     let set = |level, name, value: c_int| {
-        let _ = crate::rsocket::set_option(inner, level, name, value);
+        let _ = crate::rsocket::set_option(rsocket, level, name, value);
     };
     let locked = tcp::int(fd, SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
     for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
@@ -194,7 +194,8 @@ fn hash_of(pieces: impl IntoIterator<Item = u64>) -> u64 {
 }
 
 /// The command of this process: a hash of the words with which it was started, and whether a child
-/// of the command has used its parent's connection before. Both as they are at the first connection.
+/// of the command has used its parent's connection before. Both as they are at the first
+/// connection.
 fn command() -> (Subject, bool) {
     static COMMAND: AtomicU64 = AtomicU64::new(0);
     const IS_READ: u64 = 1;
@@ -211,15 +212,15 @@ fn command() -> (Subject, bool) {
     (Subject::Command(word & !IS_KNOWN), word & IS_KNOWN != 0)
 }
 
-/// A child uses a connection that its parent has made. The connection ends with the parent, so those
-/// of the command are TCP's when it is started again.
+/// A child uses a connection that its parent has made. The connection ends with the parent, so
+/// those of the command are TCP's when it is started again.
 #[cold]
 pub fn used_by_child() {
     store(command().0, Outcome::UsedByChild, longest(Outcome::UsedByChild));
 }
 
-/// What is remembered of hosts that do not answer and of commands is shared by the user's processes:
-/// a program that makes one connection would wait, or lose it, each time.
+/// What is remembered of hosts that do not answer and of commands is shared by the user's
+/// processes: a program that makes one connection would wait, or lose it, each time.
 static SHARED: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 
 fn words_for(subject: Subject, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {

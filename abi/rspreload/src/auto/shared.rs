@@ -1,8 +1,8 @@
 //! What the processes of a family know of its connections: memory that children of fork(2) share.
 //!
-//! A slot belongs to the process that has the rsocket, and describes the token of the connection: a
-//! TCP connection of the machine with itself, whose one end is the program's number and whose other
-//! end is the owner's.
+//! A slot belongs to the process that has the rsocket, and describes the stand-in of the
+//! connection: a TCP connection of the machine with itself, whose one end is the program's
+//! descriptor and whose other end is the owner's.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,21 +13,21 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use libc::{AF_INET, AF_INET6, AF_NETLINK, MSG_DONTWAIT, NETLINK_SOCK_DIAG, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW};
 
 use crate::memory::{Once, plain};
-use crate::sockets::{AtomicName, Name, kernel};
+use crate::sockets::{AtomicName, SockAddr, kernel};
 use crate::{errno, next_symbol, process, tcp};
 
-/// The most connections of a family of processes that have tokens.
+/// The most connections of a family of processes that have stand-ins.
 pub const MAX_SLOTS: usize = 1 << 14;
-/// How many slots there are for tokens of one port.
+/// How many slots there are for stand-ins of one port.
 const PLACES: usize = 16;
 
-/// The bits of the token's state.
+/// The bits of the stand-in's state.
 const STATE: u32 = 3;
-/// There is no token yet, or none any more.
+/// There is no stand-in yet, or none any more.
 const NO_TOKEN: u32 = 0;
-/// The token is on its way to accept(2).
+/// The stand-in is on its way to accept(2).
 const SENT: u32 = 1;
-/// The token has been accepted, or belongs to a socket that was connected.
+/// The stand-in has been accepted, or belongs to a socket that was connected.
 const TAKEN: u32 = 2;
 
 /// Another process than the owner uses the connection: the owner is to forward its data.
@@ -52,7 +52,7 @@ pub enum Use {
 
 /// A connection.
 pub struct Slot {
-    /// The state of the token, [`WANTED`], and the generation. One word: what another process
+    /// The state of the stand-in, [`WANTED`], and the generation. One word: what another process
     /// changes is changed for the connection that it has looked at, or not at all.
     word: AtomicU32,
     /// The process that has the rsocket, 0 for a free slot. A slot is taken by changing this word
@@ -61,7 +61,7 @@ pub struct Slot {
     /// The socket that wakes the owner's thread, which its children have as well, and its inode.
     wake: AtomicI32,
     wake_inode: AtomicU64,
-    token: AtomicName,
+    stand_in: AtomicName,
     listener_port: AtomicU32,
     peer: AtomicName,
     own: AtomicName,
@@ -81,7 +81,7 @@ pub fn prepare() -> bool {
     SLOTS.get_or_make(libc::MAP_SHARED, |_| ()).is_some()
 }
 
-/// Whether tokens may arrive.
+/// Whether stand-ins may arrive.
 #[inline(always)]
 pub fn is_used() -> bool {
     SLOTS.exists()
@@ -93,8 +93,8 @@ pub fn has_ended(process: c_int) -> bool {
     unsafe { libc::kill(process, 0) != 0 && errno::get() == libc::ESRCH }
 }
 
-/// The slots for tokens of a port. Other ports have the same ones: the kernel gives away ports in a
-/// row, or every second one, so they are spread by the golden ratio.
+/// The slots for stand-ins of a port. Other ports have the same ones: the kernel gives away ports
+/// in a row, or every second one, so they are spread by the golden ratio.
 fn indexes(port: u16) -> impl Iterator<Item = usize> + Clone {
     const GROUPS: usize = MAX_SLOTS / PLACES;
     let group = (u32::from(port).wrapping_mul(0x9E37_79B9) >> (u32::BITS - GROUPS.ilog2())) as usize;
@@ -106,23 +106,28 @@ pub fn slot(index: usize) -> Option<&'static Slot> {
     slots()?.get(index)
 }
 
-/// Takes a slot for a connection whose token has the local address `token`, at the owner's end.
-/// `None` if those of its port are taken.
-pub fn claim(token: &Name, listener_port: u16, names: (&Name, &Name), wake: (c_int, u64)) -> Option<usize> {
-    claim_one_of(indexes(token.number()), token, listener_port, names, wake)
+/// Takes a slot for a connection whose stand-in has the local address `stand_in`, at the owner's
+/// end. `None` if those of its port are taken.
+pub fn claim(
+    stand_in: &SockAddr,
+    listener_port: u16,
+    names: (&SockAddr, &SockAddr),
+    wake: (c_int, u64),
+) -> Option<usize> {
+    claim_one_of(indexes(stand_in.port()), stand_in, listener_port, names, wake)
 }
 
-/// The same for a token that is looked for by nobody: any slot.
-pub fn claim_any(token: &Name, names: (&Name, &Name), wake: (c_int, u64)) -> Option<usize> {
-    let first = indexes(token.number()).next()?;
-    claim_one_of((first..MAX_SLOTS).chain(0..first), token, 0, names, wake)
+/// The same for a stand-in that is looked for by nobody: any slot.
+pub fn claim_any(stand_in: &SockAddr, names: (&SockAddr, &SockAddr), wake: (c_int, u64)) -> Option<usize> {
+    let first = indexes(stand_in.port()).next()?;
+    claim_one_of((first..MAX_SLOTS).chain(0..first), stand_in, 0, names, wake)
 }
 
 fn claim_one_of(
     indexes: impl Iterator<Item = usize> + Clone,
-    token: &Name,
+    stand_in: &SockAddr,
     listener_port: u16,
-    names: (&Name, &Name),
+    names: (&SockAddr, &SockAddr),
     wake: (c_int, u64),
 ) -> Option<usize> {
     let all = slots()?;
@@ -139,32 +144,32 @@ fn claim_one_of(
     slot.begin_generation();
     slot.wake.store(wake.0, SeqCst);
     slot.wake_inode.store(wake.1, SeqCst);
-    slot.token.store(token);
+    slot.stand_in.store(stand_in);
     slot.listener_port.store(listener_port.into(), SeqCst);
     slot.peer.store(names.0);
     slot.own.store(names.1);
     Some(index)
 }
 
-/// A token that accept(2) has got.
+/// A stand-in that accept(2) has got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Accepted {
     pub index: usize,
-    /// The connection whose token it is. Its process may have ended, and another one may take the
-    /// slot at any time.
+    /// The connection whose stand-in it is. Its process may have ended, and another one may take
+    /// the slot at any time.
     pub generation: u32,
 }
 
-/// Looks a connection up that accept(2) has got from `from`. Returns `None` if it is no token.
-pub fn accepted(from: &Name, listener_port: impl FnOnce() -> Option<u16>) -> Option<Accepted> {
+/// Looks a connection up that accept(2) has got from `from`. Returns `None` if it is no stand-in.
+pub fn accepted(from: &SockAddr, listener_port: impl FnOnce() -> Option<u16>) -> Option<Accepted> {
     let all = slots()?;
     let find = |index: usize| {
         let slot = all.get(index)?;
         let generation = slot.generation();
-        let is_it = slot.is_sent() && slot.token.load().is_some_and(|token| token.is_at(from));
+        let is_it = slot.is_sent() && slot.stand_in.load().is_some_and(|stand_in| stand_in.is_at(from));
         is_it.then_some((index, slot, generation))
     };
-    let (index, slot, generation) = indexes(from.number()).find_map(find)?;
+    let (index, slot, generation) = indexes(from.port()).find_map(find)?;
     if listener_port().is_some_and(|port| port != slot.listener_port()) {
         return None;
     }
@@ -176,7 +181,7 @@ impl Slot {
         self.word.fetch_update(SeqCst, SeqCst, change).ok()
     }
 
-    /// The slot has another connection from now on, or none: without a token, and not wanted.
+    /// The slot has another connection from now on, or none: without a stand-in, and not wanted.
     fn begin_generation(&self) {
         self.change(|word| Some((word & !(GENERATION - 1)).wrapping_add(GENERATION)));
     }
@@ -189,33 +194,34 @@ impl Slot {
         self.word.load(SeqCst) & STATE
     }
 
-    /// The token is about to be connected.
+    /// The stand-in is about to be connected.
     pub fn send(&self) {
         self.set_state(SENT);
     }
 
-    /// The token needs no accept(2).
+    /// The stand-in needs no accept(2).
     pub fn take(&self) {
         self.set_state(TAKEN);
     }
 
-    /// Whether the token waits for accept(2).
+    /// Whether the stand-in waits for accept(2).
     pub fn is_sent(&self) -> bool {
         self.state() == SENT
     }
 
-    /// Ends the wait for accept(2) of the token of a connection. Returns false if it does not wait.
+    /// Ends the wait for accept(2) of the stand-in of a connection. Returns false if it does not
+    /// wait.
     fn leave_sent(&self, generation: u32, next: u32) -> bool {
         let waits = |word| word & STATE == SENT && generation_of(word) == generation;
         self.change(|word| waits(word).then_some(word & !STATE | next)).is_some()
     }
 
-    /// The port of the listener to which the token was sent.
+    /// The port of the listener to which the stand-in was sent.
     pub fn listener_port(&self) -> u16 {
         self.listener_port.load(SeqCst) as u16
     }
 
-    /// Gives up a token that waits for accept(2), unless it is being accepted now.
+    /// Gives up a stand-in that waits for accept(2), unless it is being accepted now.
     pub fn withdraw(&self) -> bool {
         self.leave_sent(self.generation(), NO_TOKEN)
     }
@@ -238,12 +244,12 @@ impl Slot {
     }
 
     /// The peer of the connection.
-    pub fn peer(&self) -> Option<Name> {
+    pub fn peer(&self) -> Option<SockAddr> {
         self.peer.load()
     }
 
     /// The local address of the connection.
-    pub fn own(&self) -> Option<Name> {
+    pub fn own(&self) -> Option<SockAddr> {
         self.own.load()
     }
 
@@ -294,8 +300,8 @@ pub fn socket_inode(fd: c_int) -> Option<u64> {
 /// In place of the index of a connection.
 pub const NO_INDEX: u32 = u32::MAX;
 
-/// Sends an index by a socket, if the number is still that socket: the program may have closed all
-/// numbers by a call that is not intercepted.
+/// Sends an index by a socket, if the descriptor is still that socket: the program may have closed
+/// all descriptors by a call that is not intercepted.
 pub fn wake(fd: c_int, inode: u64, index: u32) {
     errno::keeping(|| {
         if socket_inode(fd) == Some(inode) {
@@ -319,10 +325,10 @@ const ANSWER_STATE: usize = 17;
 
 /// Whether the kernel tells about its sockets: it finds the one that listens at `own`. Without
 /// tcp_diag it fails as for a socket that does not exist.
-pub fn tells(own: &Name) -> bool {
+pub fn tells(own: &SockAddr) -> bool {
     let at = match (own.address().is_unspecified(), own.address()) {
-        (true, IpAddr::V4(_)) => Name::new(Ipv4Addr::LOCALHOST.into(), own.number()),
-        (true, IpAddr::V6(_)) => Name::new(Ipv6Addr::LOCALHOST.into(), own.number()),
+        (true, IpAddr::V4(_)) => SockAddr::new(Ipv4Addr::LOCALHOST.into(), own.port()),
+        (true, IpAddr::V6(_)) => SockAddr::new(Ipv6Addr::LOCALHOST.into(), own.port()),
         _ => *own,
     };
     socket(&at, &at).is_some_and(|answer| answer.state == tcp::LISTEN)
@@ -330,7 +336,7 @@ pub fn tells(own: &Name) -> bool {
 
 /// Whether a process has accepted the connection from `remote` to `local`, both of this machine.
 /// False if the kernel does not tell.
-pub fn has_accepted(local: &Name, remote: &Name) -> bool {
+pub fn has_accepted(local: &SockAddr, remote: &SockAddr) -> bool {
     // Without such a connection the kernel returns the socket that listens at the address.
     socket(local, remote).is_some_and(|answer| answer.inode != 0 && answer.state != tcp::LISTEN)
 }
@@ -342,7 +348,7 @@ struct Answer {
 }
 
 /// The kernel answers in the call that sends the request.
-fn socket(local: &Name, remote: &Name) -> Option<Answer> {
+fn socket(local: &SockAddr, remote: &SockAddr) -> Option<Answer> {
     let (request, mut answer) = (request(local, remote), [0; ANSWER]);
     let received = errno::keeping(|| {
         let fd = next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
@@ -359,7 +365,7 @@ fn socket(local: &Name, remote: &Name) -> Option<Answer> {
     is_answer.then_some(Answer { state: answer[ANSWER_STATE], inode })
 }
 
-fn request(local: &Name, remote: &Name) -> [u8; REQUEST] {
+fn request(local: &SockAddr, remote: &SockAddr) -> [u8; REQUEST] {
     let mut request = [0; REQUEST];
     let mut put = |at: usize, bytes: &[u8]| request[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &(REQUEST as u32).to_ne_bytes());
@@ -371,8 +377,8 @@ fn request(local: &Name, remote: &Name) -> [u8; REQUEST] {
     put(20, &[0xff; 4]);
     // The ports, the addresses, the interface, and instead of a cookie: the socket may be any with
     // these addresses.
-    put(REQUEST_ID, &local.number().to_be_bytes());
-    put(REQUEST_ID + 2, &remote.number().to_be_bytes());
+    put(REQUEST_ID, &local.port().to_be_bytes());
+    put(REQUEST_ID + 2, &remote.port().to_be_bytes());
     for (at, name) in [(REQUEST_ID + 4, local), (REQUEST_ID + 20, remote)] {
         match name.address() {
             IpAddr::V4(address) => put(at, &address.octets()),
@@ -389,21 +395,22 @@ mod tests_of_shared {
     use super::*;
 
     #[test]
-    fn tokens_are_found_by_their_address_once() {
+    fn stand_ins_are_found_by_their_address_once() {
         assert!(prepare());
-        let (token, other) = (Name::new([127, 0, 0, 1].into(), 40_000), Name::new([127, 0, 0, 1].into(), 40_001));
-        let (peer, own) = (Name::new([10, 0, 0, 1].into(), 7), Name::new([10, 0, 0, 2].into(), 8));
-        let index = claim(&token, 80, (&peer, &own), (-1, 0)).unwrap();
-        let is_plain = |name: &Name, port| accepted(name, || Some(port)).is_none();
-        assert!(is_plain(&token, 80), "not sent yet");
+        let (stand_in, other) =
+            (SockAddr::new([127, 0, 0, 1].into(), 40_000), SockAddr::new([127, 0, 0, 1].into(), 40_001));
+        let (peer, own) = (SockAddr::new([10, 0, 0, 1].into(), 7), SockAddr::new([10, 0, 0, 2].into(), 8));
+        let index = claim(&stand_in, 80, (&peer, &own), (-1, 0)).unwrap();
+        let is_plain = |name: &SockAddr, port| accepted(name, || Some(port)).is_none();
+        assert!(is_plain(&stand_in, 80), "not sent yet");
         slot(index).unwrap().send();
-        assert!(is_plain(&other, 80) && is_plain(&token, 81));
+        assert!(is_plain(&other, 80) && is_plain(&stand_in, 81));
         let generation = slot(index).unwrap().generation();
-        assert_eq!(accepted(&token, || Some(80)), Some(Accepted { index, generation }));
-        assert!(is_plain(&token, 80), "already accepted");
+        assert_eq!(accepted(&stand_in, || Some(80)), Some(Accepted { index, generation }));
+        assert!(is_plain(&stand_in, 80), "already accepted");
         assert!(!slot(index).unwrap().withdraw(), "already accepted");
         assert_eq!(slot(index).unwrap().peer().unwrap().address(), peer.address());
-        assert_eq!(slot(index).unwrap().own().unwrap().number(), 8);
+        assert_eq!(slot(index).unwrap().own().unwrap().port(), 8);
         slot(index).unwrap().free();
         assert_ne!(slot(index).unwrap().generation(), generation);
     }
@@ -411,11 +418,12 @@ mod tests_of_shared {
     #[test]
     fn a_place_has_many_slots() {
         assert!(prepare());
-        let token = |last| Name::new([127, 0, 1, last].into(), 50_000);
-        let name = token(1);
-        let indexes: Vec<_> = (0..PLACES as u8).map(|last| claim(&token(last), 80, (&name, &name), (-1, 0))).collect();
+        let stand_in = |last| SockAddr::new([127, 0, 1, last].into(), 50_000);
+        let name = stand_in(1);
+        let indexes: Vec<_> =
+            (0..PLACES as u8).map(|last| claim(&stand_in(last), 80, (&name, &name), (-1, 0))).collect();
         assert!(indexes.iter().all(Option::is_some));
-        assert!(claim(&token(200), 80, (&name, &name), (-1, 0)).is_none());
+        assert!(claim(&stand_in(200), 80, (&name, &name), (-1, 0)).is_none());
         indexes.into_iter().flatten().for_each(|index| slot(index).unwrap().free());
     }
 
@@ -430,10 +438,10 @@ mod tests_of_shared {
     fn slots_of_processes_that_have_ended_are_taken_once() {
         const THREADS: usize = 4;
         assert!(prepare());
-        let token = Name::new([127, 0, 2, 1].into(), 51_000);
+        let stand_in = SockAddr::new([127, 0, 2, 1].into(), 51_000);
         let ended = ended_process();
         for _ in 0..500 {
-            for (place, index) in indexes(token.number()).enumerate() {
+            for (place, index) in indexes(stand_in.port()).enumerate() {
                 let slot = slot(index).unwrap();
                 // It may have ended at any point.
                 slot.set_state([NO_TOKEN, SENT, TAKEN][place % 3]);
@@ -442,7 +450,7 @@ mod tests_of_shared {
             let barrier = std::sync::Barrier::new(THREADS);
             let claim_all = || {
                 barrier.wait();
-                let next = || claim(&token, 80, (&token, &token), (-1, 0));
+                let next = || claim(&stand_in, 80, (&stand_in, &stand_in), (-1, 0));
                 std::iter::from_fn(next).collect::<Vec<_>>()
             };
             let mut taken: Vec<_> = std::thread::scope(|scope| {
@@ -450,7 +458,7 @@ mod tests_of_shared {
                 threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
             });
             taken.sort_unstable();
-            let mut all: Vec<_> = indexes(token.number()).collect();
+            let mut all: Vec<_> = indexes(stand_in.port()).collect();
             all.sort_unstable();
             assert_eq!(taken, all);
             taken.into_iter().for_each(|index| slot(index).unwrap().free());
@@ -458,23 +466,24 @@ mod tests_of_shared {
     }
 
     #[test]
-    fn a_process_that_takes_the_slot_keeps_its_own_token() {
+    fn a_process_that_takes_the_slot_keeps_its_own_stand_in() {
         assert!(prepare());
-        let (token, other) = (Name::new([127, 0, 2, 3].into(), 53_000), Name::new([127, 0, 2, 4].into(), 53_000));
-        let index = claim(&token, 80, (&token, &token), (-1, 0)).unwrap();
+        let (stand_in, other) =
+            (SockAddr::new([127, 0, 2, 3].into(), 53_000), SockAddr::new([127, 0, 2, 4].into(), 53_000));
+        let index = claim(&stand_in, 80, (&stand_in, &stand_in), (-1, 0)).unwrap();
         let slot = slot(index).unwrap();
         slot.send();
         let before = slot.generation();
-        // The process ends after its token was found, and another one takes the slot and sends its
-        // own.
+        // The process ends after its stand-in was found, and another one takes the slot and sends
+        // its own.
         let take_over = || {
             slot.begin_generation();
-            slot.token.store(&other);
+            slot.stand_in.store(&other);
             slot.send();
             Some(80)
         };
-        assert_eq!(accepted(&token, take_over), None);
-        assert!(slot.is_sent(), "the other process's token was taken");
+        assert_eq!(accepted(&stand_in, take_over), None);
+        assert!(slot.is_sent(), "the other process's stand_in was taken");
         slot.want(before, Use::Accepted);
         assert!(!slot.is_wanted(), "for the connection that the slot had before");
         let generation = slot.generation();
@@ -488,8 +497,8 @@ mod tests_of_shared {
     #[test]
     fn a_free_slot_has_no_owner() {
         assert!(prepare());
-        let token = Name::new([127, 0, 2, 2].into(), 52_000);
-        let index = claim(&token, 80, (&token, &token), (-1, 0)).unwrap();
+        let stand_in = SockAddr::new([127, 0, 2, 2].into(), 52_000);
+        let index = claim(&stand_in, 80, (&stand_in, &stand_in), (-1, 0)).unwrap();
         let slot = slot(index).unwrap();
         assert!(slot.is_used() && slot.is_own());
         slot.free();
@@ -503,8 +512,8 @@ mod tests_of_socket_owner {
 
     use super::*;
 
-    fn name(address: SocketAddr) -> Name {
-        Name::new(address.ip(), address.port())
+    fn name(address: SocketAddr) -> SockAddr {
+        SockAddr::new(address.ip(), address.port())
     }
 
     #[test]

@@ -29,7 +29,7 @@ static RUNNING: AtomicBool = AtomicBool::new(false);
 /// The sockets by which the thread is woken.
 static WAKE: WakeSockets = WakeSockets::new();
 
-/// Between two looks, in milliseconds, at tokens that wait for accept(2), and at the connections
+/// Between two looks, in milliseconds, at stand-ins that wait for accept(2), and at the connections
 /// that children may use: a child that has closed all descriptors can't wake the thread.
 const LOOK_EVERY: c_int = 1_000;
 
@@ -56,26 +56,26 @@ pub fn wake_socket() -> Option<(c_int, u64)> {
     WAKE.made()
 }
 
-/// A listener has as many tokens as it may have.
+/// A listener has as many stand-ins as it may have.
 static FULL: AtomicBool = AtomicBool::new(false);
 
-/// The ports of the listeners to which this process's waiting tokens were sent.
-pub fn waiting_tokens() -> impl Iterator<Item = u16> {
+/// The ports of the listeners to which this process's waiting stand-ins were sent.
+pub fn waiting_stand_ins() -> impl Iterator<Item = u16> {
     connections::SENT.each().filter_map(shared::slot).filter(|slot| slot.is_sent()).map(Slot::listener_port)
 }
 
-/// A token was accepted.
-pub fn token_accepted() {
+/// A stand-in was accepted.
+pub fn stand_in_accepted() {
     if FULL.swap(false, SeqCst) {
         wake();
     }
 }
 
-/// Reports to the thread what happens at a token from now on, once.
-pub fn watch(index: usize, token: c_int) {
+/// Reports to the thread what happens at a stand-in from now on, once.
+pub fn watch(index: usize, stand_in: c_int) {
     let data = u64::from(connections::generation(index)) << 32 | index as u64;
     let event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
-    errno::keeping(|| sockets::epoll_ctl(WAKE.tokens(), EPOLL_CTL_ADD, token, Some(event)));
+    errno::keeping(|| sockets::epoll_ctl(WAKE.stand_ins(), EPOLL_CTL_ADD, stand_in, Some(event)));
 }
 
 /// In a child of fork(2): the thread is the parent's.
@@ -89,8 +89,8 @@ pub fn in_child() {
 #[repr(u32)]
 enum Purpose {
     Wake = 0,
-    /// Tokens to which something has happened.
-    Tokens,
+    /// Stand-ins to which something has happened.
+    StandIns,
     /// The rsocket of an attempt, and the number of its ticket.
     Attempt(c_int),
     Listener,
@@ -156,7 +156,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     }
 }
 
-/// Ends attempts whose time is over, and those of closed numbers.
+/// Ends attempts whose time is over, and those of closed descriptors.
 fn end_attempts() {
     for slot in connect::ready() {
         if slot.is_abandoned() {
@@ -164,7 +164,7 @@ fn end_attempts() {
         } else if slot.left() == 0
             && let Some(to) = slot.to()
         {
-            slot.finish(connect::expire(slot.inner(), &to));
+            slot.finish(connect::expire(slot.rsocket(), &to));
         }
     }
 }
@@ -172,7 +172,7 @@ fn end_attempts() {
 impl Thread {
     /// Another process uses the connection of an index, or did a moment ago.
     fn attend(&mut self, index: usize) {
-        let Some(slot) = shared::slot(index).filter(|slot| slot.is_wanted() && connections::inner(index) >= 0) else {
+        let Some(slot) = shared::slot(index).filter(|slot| slot.is_wanted() && connections::rsocket(index) >= 0) else {
             return;
         };
         match slot.how_used() {
@@ -195,23 +195,23 @@ impl Thread {
         let mut timeout = if must_look { self.look.left() } else { -1 };
         self.polled.count = 0;
         self.polled.push(WAKE.receiver(), POLLIN, Purpose::Wake);
-        self.polled.push(WAKE.tokens(), POLLIN, Purpose::Tokens);
+        self.polled.push(WAKE.stand_ins(), POLLIN, Purpose::StandIns);
         for slot in connect::ready() {
             let left = slot.left();
             timeout = if timeout < 0 { left } else { left.min(timeout) };
-            self.polled.push(slot.inner(), POLLOUT, Purpose::Attempt(slot.number()));
+            self.polled.push(slot.rsocket(), POLLOUT, Purpose::Attempt(slot.ticket()));
         }
         for listener in listeners::open() {
             listener.admit();
-            if !listener.has_room(waiting_tokens()) {
+            if !listener.has_room(waiting_stand_ins()) {
                 FULL.store(true, SeqCst);
-                // A token that was accepted before this was set has not woken the thread.
-                if !listener.has_room(waiting_tokens()) {
+                // A stand-in that was accepted before this was set has not woken the thread.
+                if !listener.has_room(waiting_stand_ins()) {
                     continue;
                 }
             }
-            for inner in listener.rsockets() {
-                self.polled.push(inner, POLLIN, Purpose::Listener);
+            for rsocket in listener.rsockets() {
+                self.polled.push(rsocket, POLLIN, Purpose::Listener);
             }
         }
         let Thread { polled, forwards, .. } = self;
@@ -223,13 +223,13 @@ impl Thread {
         timeout
     }
 
-    /// Looks whether processes without this library have accepted tokens, and whether others use a
-    /// connection that have not said so.
+    /// Looks whether processes without this library have accepted stand-ins, and whether others use
+    /// a connection that have not said so.
     fn look_at_all(&mut self) {
         self.look = Deadline::after(LOOK_EVERY);
         for index in connections::SENT.each() {
             if connections::is_lost(index) {
-                lose_token(index);
+                lose_stand_in(index);
             }
         }
         for index in connections::USED.each() {
@@ -266,9 +266,9 @@ impl Thread {
                 }
                 _ if first.revents == 0 => {}
                 Purpose::Wake => self.read_indexes(first.fd),
-                Purpose::Tokens => handle_tokens(first.fd),
+                Purpose::StandIns => handle_stand_ins(first.fd),
                 Purpose::Attempt(number) => {
-                    let is_it = |slot: &&Attempt| slot.number() == number && slot.inner() == first.fd;
+                    let is_it = |slot: &&Attempt| slot.ticket() == number && slot.rsocket() == first.fd;
                     if let Some((slot, to)) = connect::ready().find(is_it).and_then(|slot| Some((slot, slot.to()?))) {
                         slot.finish(connect::result(first.fd, &to));
                     }
@@ -284,30 +284,30 @@ impl Thread {
     }
 }
 
-fn handle_tokens(epfd: c_int) {
+fn handle_stand_ins(epfd: c_int) {
     let mut events = [epoll_event { events: 0, u64: 0 }; 64];
     for event in sockets::epoll_wait(epfd, &mut events, 0) {
         let (index, generation) = (event.u64 as u32 as usize, (event.u64 >> 32) as u32);
         // It may have been given to another connection since.
         if let Some(slot) = shared::slot(index).filter(|slot| slot.generation() == generation) {
-            handle_token(index, slot, event.events as c_int);
+            handle_stand_in(index, slot, event.events as c_int);
         }
     }
 }
 
-/// Something has happened at a token that nobody of this process expects.
-fn handle_token(index: usize, slot: &Slot, events: c_int) {
+/// Something has happened at a stand-in that nobody of this process expects.
+fn handle_stand_in(index: usize, slot: &Slot, events: c_int) {
     if slot.is_sent() {
         // Refused, or accepted by a process without this library, which has sent data.
         if events & (EPOLLHUP | EPOLLERR) == 0 {
-            lose_token(index);
+            lose_stand_in(index);
         } else {
             // The listener first: the client may try again at once.
-            listeners::token_refused(slot.listener_port());
+            listeners::stand_in_refused(slot.listener_port());
             withdraw(index, slot);
         }
     } else if connections::FORKED.has(index)
-        || events & EPOLLIN != 0 && tcp::peek(connections::token(index), &mut [0], libc::MSG_DONTWAIT) == Ok(1)
+        || events & EPOLLIN != 0 && tcp::peek(connections::stand_in(index), &mut [0], libc::MSG_DONTWAIT) == Ok(1)
     {
         // A child has sent data, or the last process has closed the socket. Or this process has
         // sent data by a call that does not come here, such as one of io_uring.
@@ -316,20 +316,21 @@ fn handle_token(index: usize, slot: &Slot, events: c_int) {
     }
 }
 
-/// Ends the connection of a token that waits for accept(2). Returns false if it does not any more.
+/// Ends the connection of a stand-in that waits for accept(2). Returns false if it does not any
+/// more.
 fn withdraw(index: usize, slot: &Slot) -> bool {
     let withdrawn = slot.withdraw();
     if withdrawn {
-        let inner = connections::inner(index);
+        let rsocket = connections::rsocket(index);
         connections::leave(index);
-        rsocket::reset(inner);
+        rsocket::reset(rsocket);
     }
     withdrawn
 }
 
-/// A process without this library has accepted a token. It must not take the peer for a client of
-/// this machine.
-fn lose_token(index: usize) {
+/// A process without this library has accepted a stand-in. It must not take the peer for a client
+/// of this machine.
+fn lose_stand_in(index: usize) {
     let Some(slot) = shared::slot(index) else { return };
     let port = slot.listener_port();
     if withdraw(index, slot) {
@@ -338,17 +339,17 @@ fn lose_token(index: usize) {
 }
 
 // The descriptors by which the thread of automatic mode is woken: sockets to which other processes
-// write, too, and an epoll instance with the tokens.
+// write, too, and an epoll instance with the stand-ins.
 
 /// The sockets, made when they are first needed.
 struct WakeSockets {
-    /// The thread reads from the first one; numbers plus one. The second one is stored last.
+    /// The thread reads from the first one; descriptors plus one. The second one is stored last.
     ends: [AtomicI32; 2],
     /// The inode of the second one.
     inode: AtomicU64,
     /// The epoll instance, plus one.
-    tokens: AtomicI32,
-    /// Held by the thread that makes them: the numbers and the inode of two pairs must not be
+    stand_ins: AtomicI32,
+    /// Held by the thread that makes them: the descriptors and the inode of two pairs must not be
     /// mixed.
     making: Lock,
 }
@@ -356,7 +357,7 @@ struct WakeSockets {
 impl WakeSockets {
     const fn new() -> WakeSockets {
         let ends = [const { AtomicI32::new(0) }; 2];
-        WakeSockets { ends, inode: AtomicU64::new(0), tokens: AtomicI32::new(0), making: Lock::new() }
+        WakeSockets { ends, inode: AtomicU64::new(0), stand_ins: AtomicI32::new(0), making: Lock::new() }
     }
 
     /// The socket to which an index is sent, and its inode.
@@ -377,12 +378,12 @@ impl WakeSockets {
     fn make(&self) -> Option<(c_int, u64)> {
         let mut ends = [-1; 2];
         // Not a pipe: a child that writes after this process has ended would get SIGPIPE.
-        // SAFETY: room for two numbers.
+        // SAFETY: room for two descriptors.
         if unsafe { libc::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.as_mut_ptr()) } != 0 {
             return None;
         }
         let ends = ends.map(open_fds::relocate);
-        self.tokens.store(open_fds::create(|| next_symbol::epoll_create1(EPOLL_CLOEXEC)) + 1, SeqCst);
+        self.stand_ins.store(open_fds::create(|| next_symbol::epoll_create1(EPOLL_CLOEXEC)) + 1, SeqCst);
         self.inode.store(shared::socket_inode(ends[1]).unwrap_or(0), SeqCst);
         self.ends[0].store(ends[0] + 1, SeqCst);
         self.ends[1].store(ends[1] + 1, SeqCst);
@@ -390,8 +391,8 @@ impl WakeSockets {
     }
 
     /// The epoll instance, -1 for none.
-    fn tokens(&self) -> c_int {
-        self.tokens.load(SeqCst) - 1
+    fn stand_ins(&self) -> c_int {
+        self.stand_ins.load(SeqCst) - 1
     }
 
     /// The socket from which the thread reads, -1 for none.
@@ -404,7 +405,7 @@ impl WakeSockets {
     fn in_child(&self) {
         self.making.reset();
         self.ends[1].store(0, SeqCst);
-        for number in [&self.ends[0], &self.tokens] {
+        for number in [&self.ends[0], &self.stand_ins] {
             open_fds::close(number.swap(0, SeqCst) - 1);
         }
     }

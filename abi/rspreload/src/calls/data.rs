@@ -11,13 +11,13 @@ use libc::{
 
 use crate::fds::{self, Fd, Target};
 use crate::memory::{self, Plain};
-use crate::sockets::Name;
+use crate::sockets::SockAddr;
 use crate::table::{self, Kind};
 use crate::transition::{self, Intent};
 use crate::{auto, errno, next_symbol, rsocket_abi, tcp};
 
-/// `name by rname(arguments after the number)`: calls that decide what a socket of fork mode is,
-/// and what they are asked to move. `before` may fail with an errno.
+/// `name by rname(arguments after the descriptor)`: calls that decide what a socket of fork mode
+/// is, and what they are asked to move. `before` may fail with an errno.
 macro_rules! forward_data {
     ($($name:ident by $to:ident, $intent:expr, ($($arg:ident: $type:ty),*) -> $result:ty, $asked:expr
         $(, before $before:expr)?;)*) => {$(exports! {
@@ -31,8 +31,8 @@ macro_rules! forward_data {
                 unsafe {
                     match fds::data(fd, $intent) {
                         Target::Kernel => next_symbol::$name(fd, $($arg),*),
-                        Target::Rsocket(inner) => {
-                            let result = rsocket_abi::$to(inner, $($arg),*) as ssize_t;
+                        Target::Rsocket(rsocket) => {
+                            let result = rsocket_abi::$to(rsocket, $($arg),*) as ssize_t;
                             finish(fd, result, $asked, || next_symbol::$name(fd, $($arg),*) as ssize_t) as $result
                         }
                         Target::Fails(why) => errno::fail(why),
@@ -45,8 +45,8 @@ macro_rules! forward_data {
             })?
             match fds::data_at_once(fd) {
                 Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
-                Some(Target::Rsocket(inner)) => {
-                    let result = rsocket_abi::$to(inner, $($arg),*) as ssize_t;
+                Some(Target::Rsocket(rsocket)) => {
+                    let result = rsocket_abi::$to(rsocket, $($arg),*) as ssize_t;
                     finish(fd, result, $asked, || decided(fd, $($arg),*) as ssize_t) as $result
                 }
                 _ => decided(fd, $($arg),*),
@@ -84,7 +84,7 @@ exports! {
     fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
         match Fd::of(fd) {
             Fd::Rsocket(entry) => {
-                tcp::like_tcp(rsocket_abi::rbind(entry.inner, addr, len), || Name::read(addr, len))
+                tcp::like_tcp(rsocket_abi::rbind(entry.handle, addr, len), || SockAddr::read(addr, len))
             }
             Fd::Connecting(_) => errno::fail(EINVAL),
             _ => next_symbol::bind(fd, addr, len),
@@ -94,7 +94,7 @@ exports! {
     /// listen(2).
     safe fn listen(fd: c_int, backlog: c_int) -> c_int {
         match Fd::of(fd) {
-            Fd::Rsocket(entry) => rsocket_abi::rlisten(entry.inner, backlog),
+            Fd::Rsocket(entry) => rsocket_abi::rlisten(entry.handle, backlog),
             Fd::Kernel if auto::is_on() => auto::listen(fd, backlog, None),
             Fd::Tracked(entry) => auto::listen(fd, backlog, Some(entry)),
             Fd::Connecting(_) => errno::fail(EINVAL),
@@ -106,7 +106,7 @@ exports! {
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
         match Fd::of(fd) {
             Fd::Rsocket(entry) if auto::is_auto(entry) => auto::getsockopt(fd, entry, (level, name), value, len),
-            Fd::Rsocket(entry) => rsocket_abi::rgetsockopt(entry.inner, level, name, value, len),
+            Fd::Rsocket(entry) => rsocket_abi::rgetsockopt(entry.handle, level, name, value, len),
             _ => next_symbol::getsockopt(fd, level, name, value, len),
         }
     }
@@ -114,9 +114,9 @@ exports! {
     /// setsockopt(2).
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
         let next = || next_symbol::setsockopt(fd, level, name, value, len);
-        let rsockets = |inner| rsocket_abi::rsetsockopt(inner, level, name, value, len);
+        let rsockets = |rsocket| rsocket_abi::rsetsockopt(rsocket, level, name, value, len);
         match table::get(fd) {
-            Some(entry) if entry.kind == Kind::Socket && !auto::is_auto(entry) => rsockets(entry.inner),
+            Some(entry) if entry.kind == Kind::Socket && !auto::is_auto(entry) => rsockets(entry.handle),
             entry => {
                 let purpose = || auto::purpose_of((level, name), value, len);
                 let result = auto::setsockopt(fd, entry, (level, name), purpose, rsockets, next);
@@ -139,7 +139,7 @@ macro_rules! forward_name {
             match Fd::of(fd) {
                 Fd::Rsocket(entry) | Fd::Tracked(entry) => match (auto::name_of(entry, $is_peer), entry.kind) {
                     (Some(name), _) => store(name, addr, len),
-                    (None, Kind::Socket) => rsocket_abi::$to(entry.inner, addr, len),
+                    (None, Kind::Socket) => rsocket_abi::$to(entry.handle, addr, len),
                     (None, _) => next_symbol::$name(fd, addr, len),
                 },
                 _ => next_symbol::$name(fd, addr, len),
@@ -155,7 +155,7 @@ forward_name! {
 
 /// # Safety
 /// As for getpeername(2).
-unsafe fn store(name: Name, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+unsafe fn store(name: SockAddr, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     if addr.is_null() || len.is_null() {
         return errno::fail(libc::EFAULT);
     }
@@ -190,7 +190,7 @@ forward_data! {
     shutdown by rshutdown, Intent::Shutdown, (how: c_int) -> c_int, NOTHING;
 }
 
-// What is left of a blocking call on an rsocket whose number became a TCP socket of the kernel
+// What is left of a blocking call on an rsocket whose descriptor became a TCP socket of the kernel
 // while the call slept: the rsocket does not block any more, so the call has returned early.
 
 /// What a call was asked to move, and how.
@@ -235,8 +235,8 @@ impl Asked<'_> {
 }
 
 /// The result of a call that an rsocket has ended with `done`, or that of `again`: after a failure
-/// because the library forwards the data meanwhile. Then the number is a socket of the kernel, and
-/// the rsocket does not block any more.
+/// because the library forwards the data meanwhile. Then the descriptor is a socket of the kernel,
+/// and the rsocket does not block any more.
 ///
 /// # Safety
 /// The buffers are those of the call.
@@ -328,7 +328,7 @@ fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, next: im
         // The kernel, too, sends files only.
         Target::Kernel | Target::Rsocket(_) if matches!(Fd::of(file), Fd::Rsocket(_)) => errno::fail(EINVAL),
         Target::Kernel => next(),
-        // By its number: the connection may begin to be forwarded.
+        // By its descriptor: the connection may begin to be forwarded.
         // SAFETY: the C contract.
         Target::Rsocket(_) => unsafe { send_to(out, file, offset, len) },
         Target::Fails(why) => errno::fail(why),

@@ -1,4 +1,4 @@
-//! Calls that make, copy and close numbers.
+//! Calls that make, copy and close descriptors.
 
 use core::ffi::c_int;
 
@@ -51,7 +51,7 @@ exports! {
     /// accept4(2).
     fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
         match Fd::of(fd) {
-            Fd::Rsocket(entry) => match accept_from(fd, entry.inner, addr, len, flags) {
+            Fd::Rsocket(entry) => match accept_from(fd, entry.handle, addr, len, flags) {
                 Ok(new) => new,
                 // As TCP's socket, unless it is the rsocket's own errno that is wanted.
                 Err(EBADF) if auto::is_auto(entry) => errno::fail(EINVAL),
@@ -71,8 +71,8 @@ exports! {
         }
         match Fd::of(fd) {
             Fd::Rsocket(entry) => {
-                rsocket::sync_nonblock(fd, entry.inner);
-                rsocket_abi::rconnect(entry.inner, addr, len)
+                rsocket::sync_nonblock(fd, entry.handle);
+                rsocket_abi::rconnect(entry.handle, addr, len)
             }
             Fd::Pending(_) => fork::connect(fd, addr, len),
             Fd::Kernel if auto::is_on() => auto::connect(fd, addr, len),
@@ -83,8 +83,8 @@ exports! {
 }
 
 fn make(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
-    // Before the rsocket's own descriptors, to get the lowest number: programs close 0 and expect
-    // the next socket there.
+    // Before the rsocket's own descriptors, to get the lowest descriptor: programs close 0 and
+    // expect the next socket there.
     let fd = fds::open_placeholder(kind & FLAGS)?;
     adopt(fd, rsocket::create(domain, kind, protocol))
 }
@@ -104,11 +104,11 @@ fn enter_pending(fd: c_int, entry: Entry) -> c_int {
 
 /// Makes the placeholder `fd` stand for what a call of librdmacm returned. Closes both on failure
 /// of either.
-fn adopt(fd: c_int, inner: c_int) -> Result<c_int, c_int> {
-    let adopted = if inner < 0 { Err(errno::get()) } else { fds::adopt(fd, inner) };
+fn adopt(fd: c_int, rsocket: c_int) -> Result<c_int, c_int> {
+    let adopted = if rsocket < 0 { Err(errno::get()) } else { fds::adopt(fd, rsocket) };
     adopted.map(|()| fd).inspect_err(|_| {
-        if inner >= 0 {
-            rsocket_abi::rclose(inner);
+        if rsocket >= 0 {
+            rsocket_abi::rclose(rsocket);
         }
         next_symbol::close(fd);
     })
@@ -118,7 +118,7 @@ fn adopt(fd: c_int, inner: c_int) -> Result<c_int, c_int> {
 /// As for accept4(2).
 unsafe fn accept_from(
     fd: c_int,
-    inner: c_int,
+    rsocket: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
     flags: c_int,
@@ -126,15 +126,16 @@ unsafe fn accept_from(
     if flags & !FLAGS != 0 {
         return Err(EINVAL);
     }
-    // As in the kernel, the number comes first: without one, no connection is taken from the queue.
+    // As in the kernel, the descriptor comes first: without one, no connection is taken from the
+    // queue.
     let new = fds::open_placeholder(flags)?;
-    rsocket::sync_nonblock(fd, inner);
-    // The program does not know the number yet.
+    rsocket::sync_nonblock(fd, rsocket);
+    // The program does not know the descriptor yet.
     let close_placeholder = || {
         next_symbol::close(new);
     };
     // SAFETY: the arguments of accept4(2): guaranteed by the caller.
-    let taken = with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(inner, addr, len) });
+    let taken = with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(rsocket, addr, len) });
     if taken >= 0 {
         // An rsocket inherits its listener's flags, a socket on Linux does not.
         let status = if flags & SOCK_NONBLOCK != 0 { O_NONBLOCK } else { 0 };
@@ -146,14 +147,14 @@ unsafe fn accept_from(
 // close.
 
 exports! {
-    /// close(2). The rsocket is closed while its number is still taken: otherwise another thread
-    /// could get the number, and lose its entry.
+    /// close(2). The rsocket is closed while its descriptor is still taken: otherwise another
+    /// thread could get the descriptor, and lose its entry.
     safe fn close(fd: c_int) -> c_int {
         if table::any() && table::get(fd).is_some() { close_known(fd) } else { close_unknown(fd) }
     }
 }
 
-/// close(2) of a number without an entry: the kernel's, or one of the library's own.
+/// close(2) of a descriptor without an entry: the kernel's, or one of the library's own.
 #[inline(always)]
 fn close_unknown(fd: c_int) -> c_int {
     if table::any() && fds::is_library(fd) {
@@ -171,26 +172,28 @@ fn close_known(fd: c_int) -> c_int {
         if process::is_guest() {
             return next_symbol::close(fd);
         }
-        if entry.inner == table::CLOSING {
+        if entry.handle == table::CLOSING {
             return errno::fail(EBADF);
         }
-        // A thread that is cancelled before the placeholder is closed would leave the number taken.
+        // A thread that is cancelled before the placeholder is closed would leave the descriptor
+        // taken.
         if let Some(result) = without_cancel(|_| close_entry(fd, entry)) {
             return result;
         }
     }
 }
 
-/// Closes a number that has `entry`. Returns `None` if it has another one by now.
+/// Closes a descriptor that has `entry`. Returns `None` if it has another one by now.
 fn close_entry(fd: c_int, entry: Entry) -> Option<c_int> {
-    // Closing an rsocket takes time, in which calls on the number must not meet the placeholder.
-    let meanwhile = (entry.kind == Kind::Socket).then_some(Entry { inner: table::CLOSING, ..entry });
+    // Closing an rsocket takes time, in which calls on the descriptor must not meet the
+    // placeholder.
+    let meanwhile = (entry.kind == Kind::Socket).then_some(Entry { handle: table::CLOSING, ..entry });
     table::replace(fd, Some(entry), meanwhile).then(|| {
         let released = fds::release(entry);
         let why = errno::get();
         if released < 0 && why == EAGAIN {
             // In a signal handler, in the middle of another call: the rsocket stays open.
-            let _ = table::first(entry.inner, entry.index());
+            let _ = table::first(entry.handle, entry.index());
             table::replace(fd, meanwhile, Some(entry));
             return errno::fail(why);
         }
@@ -210,9 +213,9 @@ fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
 
 // dup, dup2, fcntl.
 //
-// The copy of a placeholder is a placeholder. The kernel finds the number, closes what was there,
-// and keeps the flags that belong to the number. The table gets the same entry for it, and the
-// inner number one reference more.
+// The copy of a placeholder is a placeholder. The kernel finds the descriptor, closes what was
+// there, and keeps the flags that belong to the descriptor. The table gets the same entry for it,
+// and the rsocket descriptor one reference more.
 
 exports! {
     /// dup(2).
@@ -247,7 +250,7 @@ exports! {
     }
 }
 
-/// Copies a number that has `entry`. `next` makes the kernel's copy.
+/// Copies a descriptor that has `entry`. `next` makes the kernel's copy.
 fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     if process::is_guest() {
         let copy = next();
@@ -279,8 +282,8 @@ fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     new
 }
 
-/// Adds a reference to what is behind a number, which has had `entry`, for a copy. Returns the
-/// number's entry and the copy's; `None` for a number of the kernel's.
+/// Adds a reference to what is behind a descriptor, which has had `entry`, for a copy. Returns the
+/// descriptor's entry and the copy's; `None` for a number of the kernel's.
 fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, Entry)>, c_int> {
     loop {
         let Some(before) = entry else { return Ok(None) };
@@ -345,8 +348,8 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     result
 }
 
-/// Whether `new` is a descriptor of the library's: the kernel's error for a number that is being
-/// opened is EBUSY.
+/// Whether `new` is a descriptor of the library's: the kernel's error for a descriptor that is
+/// being opened is EBUSY.
 fn is_taken(new: c_int) -> bool {
     fds::current_entry(new).is_none() && fds::is_library(new)
 }
@@ -357,7 +360,7 @@ fn is_auto_rsocket(entry: Entry) -> bool {
 
 /// Returns the entry that `new` is to have.
 fn prepare_copy(old: c_int, source: Entry, new: c_int) -> Result<Option<Entry>, c_int> {
-    // Checked before the table grows for it: `new` may be any number.
+    // Checked before the table grows for it: `new` may be any descriptor.
     if !open_fds::is_possible(new) {
         return Err(EBADF);
     }
@@ -376,8 +379,8 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
         (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(fd, entry, next),
         (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll | Fd::Connecting(_) | Fd::Tracked(_)) => next(),
         (F_GETFL, Fd::Rsocket(_)) => {
-            rsocket::sync_nonblock(fd, entry.inner);
-            let flags = rdma::fcntl(entry.inner, cmd, 0);
+            rsocket::sync_nonblock(fd, entry.handle);
+            let flags = rdma::fcntl(entry.handle, cmd, 0);
             // Programs check the access mode.
             if flags < 0 { flags } else { flags | O_RDWR }
         }
@@ -388,11 +391,11 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
         {
             next()
         }
-        (F_SETFL, Fd::Rsocket(_)) => set_flags(fd, entry.inner, arg as c_int),
-        // Flags of the number, and locks, are those of the placeholder. Sockets have no use for
+        (F_SETFL, Fd::Rsocket(_)) => set_flags(fd, entry.handle, arg as c_int),
+        // Flags of the descriptor, and locks, are those of the placeholder. Sockets have no use for
         // locks.
         (F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW, _) => next(),
-        // The number is a socket of the kernel, which takes what sockets take.
+        // The descriptor is a socket of the kernel, which takes what sockets take.
         (_, Fd::Rsocket(entry)) if auto::is_auto(entry) => next(),
         // Signals, owners, leases would have no effect.
         _ => errno::fail(EINVAL),
@@ -400,13 +403,13 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
 }
 
 /// Sets O_NONBLOCK of the placeholder, too: see [`rsocket::sync_nonblock`].
-fn set_flags(fd: c_int, inner: c_int, flags: c_int) -> c_int {
-    let result = rdma::fcntl(inner, F_SETFL, flags);
+fn set_flags(fd: c_int, rsocket: c_int, flags: c_int) -> c_int {
+    let result = rdma::fcntl(rsocket, F_SETFL, flags);
     if result >= 0 {
         errno::keeping(|| kernel::fcntl(fd, F_SETFL, flags & O_NONBLOCK));
         // A thread that has read the placeholder's flags before may have set the rsocket's
         // since.
-        rsocket::sync_nonblock(fd, inner);
+        rsocket::sync_nonblock(fd, rsocket);
     }
     result
 }
@@ -422,8 +425,8 @@ mod tests_of_dup {
 
     #[test]
     fn both_flags_are_the_same_after_threads_have_changed_them() {
-        let [placeholder, inner] = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
-        let (fd, inner) = (placeholder.as_raw_fd(), inner.as_raw_fd());
+        let [placeholder, rsocket] = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let (fd, rsocket) = (placeholder.as_raw_fd(), rsocket.as_raw_fd());
         let (barrier, changed) = (Barrier::new(2), AtomicBool::new(false));
         // SAFETY: no pointers.
         let is_nonblocking = |fd| unsafe { libc::fcntl(fd, F_GETFL) } & O_NONBLOCK != 0;
@@ -433,19 +436,19 @@ mod tests_of_dup {
                 for _ in 0..10_000 {
                     barrier.wait();
                     while !changed.load(SeqCst) {
-                        rsocket::sync_nonblock(fd, inner);
+                        rsocket::sync_nonblock(fd, rsocket);
                     }
                     barrier.wait();
                 }
             });
             for round in 0..10_000 {
                 barrier.wait();
-                set_flags(fd, inner, if round % 2 == 0 { O_NONBLOCK } else { 0 });
+                set_flags(fd, rsocket, if round % 2 == 0 { O_NONBLOCK } else { 0 });
                 changed.store(true, SeqCst);
                 barrier.wait();
                 changed.store(false, SeqCst);
                 // The other thread waits for the next round.
-                wrong += usize::from([fd, inner].map(is_nonblocking) != [round % 2 == 0; 2]);
+                wrong += usize::from([fd, rsocket].map(is_nonblocking) != [round % 2 == 0; 2]);
             }
         });
         assert_eq!(wrong, 0);

@@ -1,4 +1,4 @@
-//! Calls on numbers that stand for rsockets, in whose part are the kernel's sockets.
+//! Calls on descriptors that stand for rsockets, in whose part are the kernel's sockets.
 
 use core::ffi::{c_int, c_void};
 use std::io::{Read, Write};
@@ -19,28 +19,28 @@ pub fn connection() -> (TcpStream, TcpStream) {
     (client, listener.accept().unwrap().0)
 }
 
-/// A number, which stands for one end of a connection, and the other end.
+/// A descriptor, which stands for one end of a connection, and the other end.
 struct Placeholder {
     number: UdpSocket,
-    inner: TcpStream,
+    rsocket: TcpStream,
     far: TcpStream,
 }
 
 impl Placeholder {
     fn new() -> Placeholder {
-        let (far, inner) = connection();
+        let (far, rsocket) = connection();
         far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        // Inner numbers may be larger than those of the program.
+        // Inner descriptors may be larger than those of the program.
         // SAFETY: a new descriptor, which nobody else has.
-        let inner = unsafe { TcpStream::from_raw_fd(libc::fcntl(inner.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 700)) };
-        let placeholder = Placeholder { number: UdpSocket::bind("127.0.0.1:0").unwrap(), inner, far };
+        let rsocket = unsafe { TcpStream::from_raw_fd(libc::fcntl(rsocket.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 700)) };
+        let placeholder = Placeholder { number: UdpSocket::bind("127.0.0.1:0").unwrap(), rsocket, far };
         table::prepare(placeholder.fd()).unwrap();
-        placeholder.becomes(Kind::Socket, placeholder.inner.as_raw_fd());
+        placeholder.becomes(Kind::Socket, placeholder.rsocket.as_raw_fd());
         placeholder
     }
 
-    fn becomes(&self, kind: Kind, inner: c_int) {
-        table::swap(self.fd(), Some(Entry { kind, flags: 0, inner }));
+    fn becomes(&self, kind: Kind, rsocket: c_int) {
+        table::swap(self.fd(), Some(Entry { kind, flags: 0, handle: rsocket }));
     }
 
     fn fd(&self) -> c_int {
@@ -50,7 +50,7 @@ impl Placeholder {
     /// The peer sends a byte, which has arrived.
     fn receives(&self) {
         (&self.far).write_all(&[1]).unwrap();
-        assert_eq!(self.inner.peek(&mut [0]).unwrap(), 1);
+        assert_eq!(self.rsocket.peek(&mut [0]).unwrap(), 1);
     }
 }
 
@@ -66,7 +66,7 @@ fn select_now(asked: [&[c_int]; 3]) -> (Result<c_int, c_int>, [Vec<c_int>; 3]) {
     // SAFETY: all zeros are an empty set.
     let mut sets: [libc::fd_set; 3] = unsafe { core::mem::zeroed() };
     let numbers = || asked.iter().copied().flatten().copied();
-    // SAFETY: the numbers fit the sets, which are live.
+    // SAFETY: the descriptors fit the sets, which are live.
     unsafe {
         for (set, numbers) in sets.iter_mut().zip(asked) {
             numbers.iter().for_each(|&fd| libc::FD_SET(fd, set));
@@ -111,7 +111,7 @@ fn calls_go_to_what_the_number_stands_for() {
         assert_eq!(data::send(fd, start, 2, 0), 2);
         one.far.read_exact(&mut [0; 2]).unwrap();
         assert_eq!(data::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, pointer, len), 0);
-        assert!(one.inner.nodelay().unwrap());
+        assert!(one.rsocket.nodelay().unwrap());
         assert_eq!(data::shutdown(fd, libc::SHUT_WR), 0);
         assert_eq!(one.far.read(&mut [0; 2]).unwrap(), 0);
         assert_eq!((data::write(fd, start, 2), errno::get()), (-1, EPIPE));

@@ -15,7 +15,7 @@ use crate::sockets::{kernel, rdma};
 use crate::table::{self, Kind};
 use crate::{auto, epoll, errno, fds, fork, memory, next_symbol, transition};
 
-// poll: librdmacm's if there is an rsocket among the numbers. It takes both kinds.
+// poll: librdmacm's if there is an rsocket among the descriptors. It takes both kinds.
 
 exports! {
     /// poll(2).
@@ -32,14 +32,14 @@ exports! {
 /// poll(2) of a list.
 pub fn poll_list(list: &mut [pollfd], timeout: c_int) -> c_int {
     if are_concerned(list.iter().map(|fd| fd.fd)) {
-        let result = memory::with::<pollfd, _>(list.len(), |inner| poll_both(list, inner, timeout));
+        let result = memory::with::<pollfd, _>(list.len(), |rsocket| poll_both(list, rsocket, timeout));
         return result.unwrap_or_else(errno::fail);
     }
     kernel::poll(list, timeout)
 }
 
-/// Whether one of the numbers is or may become an rsocket. The owners of those that are forwarded
-/// learn that they are used.
+/// Whether one of the descriptors is or may become an rsocket. The owners of those that are
+/// forwarded learn that they are used.
 fn are_concerned(numbers: impl Iterator<Item = c_int>) -> bool {
     numbers.fold(false, |any, fd| match Fd::of(fd) {
         Fd::Rsocket(_) | Fd::Pending(_) | Fd::Connecting(_) => true,
@@ -55,7 +55,7 @@ fn are_concerned(numbers: impl Iterator<Item = c_int>) -> bool {
 fn asked(fd: &pollfd) -> pollfd {
     let number = loop {
         break match Fd::of(fd.fd) {
-            Fd::Rsocket(entry) => entry.inner,
+            Fd::Rsocket(entry) => entry.handle,
             Fd::Pending(entry) => fork::resolve_for_poll(fd.fd, entry).unwrap_or(fd.fd),
             Fd::Connecting(entry) => match auto::connect::done(entry) {
                 // The attempt has ended since its entry was read, and its slot has another one.
@@ -68,11 +68,11 @@ fn asked(fd: &pollfd) -> pollfd {
     pollfd { fd: number, events: fd.events, revents: 0 }
 }
 
-/// Whether `fd`, for which `revents` of `number` was reported, has become another kind of socket by
-/// it, or while it was waited for.
+/// Whether `fd`, for which `revents` of `descriptor` was reported, has become another kind of
+/// socket by it, or while it was waited for.
 fn has_changed(fd: c_int, number: c_int, revents: c_short) -> bool {
     match Fd::of(fd) {
-        Fd::Rsocket(entry) => number != entry.inner,
+        Fd::Rsocket(entry) => number != entry.handle,
         // An rsocket that has begun to be forwarded.
         Fd::Kernel | Fd::Tracked(_) => number != fd,
         Fd::Connecting(_) => true,
@@ -81,22 +81,22 @@ fn has_changed(fd: c_int, number: c_int, revents: c_short) -> bool {
     }
 }
 
-/// Polls by librdmacm. `inner` has the length of `list`.
-fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int {
+/// Polls by librdmacm. `rsocket` has the length of `list`.
+fn poll_both(list: &mut [pollfd], rsocket: &mut [pollfd], timeout: c_int) -> c_int {
     let deadline = Deadline::after(timeout);
     let mut left = timeout;
     loop {
-        for (inner, fd) in inner.iter_mut().zip(&*list) {
-            *inner = asked(fd);
+        for (rsocket, fd) in rsocket.iter_mut().zip(&*list) {
+            *rsocket = asked(fd);
         }
-        let result = rdma::poll(inner, left);
+        let result = rdma::poll(rsocket, left);
         if result < 0 {
             return result;
         }
-        let ready = list.iter().zip(&*inner).filter(|(_, inner)| inner.revents != 0);
-        if !ready.fold(false, |any, (fd, inner)| has_changed(fd.fd, inner.fd, inner.revents) || any) {
-            for (fd, inner) in list.iter_mut().zip(&*inner) {
-                fd.revents = inner.revents;
+        let ready = list.iter().zip(&*rsocket).filter(|(_, rsocket)| rsocket.revents != 0);
+        if !ready.fold(false, |any, (fd, rsocket)| has_changed(fd.fd, rsocket.fd, rsocket.revents) || any) {
+            for (fd, rsocket) in list.iter_mut().zip(&*rsocket) {
+                fd.revents = rsocket.revents;
             }
             return result;
         }
@@ -106,7 +106,7 @@ fn poll_both(list: &mut [pollfd], inner: &mut [pollfd], timeout: c_int) -> c_int
 
 // select: by poll, if there is an rsocket in the sets, as the kernel's (fs/select.c).
 
-/// A set of numbers is an array of these (`__fd_mask` of sys/select.h).
+/// A set of descriptors is an array of these (`__fd_mask` of sys/select.h).
 type Word = c_ulong;
 const BITS: usize = Word::BITS as usize;
 
@@ -140,7 +140,7 @@ exports! {
     }
 }
 
-/// The count of select(2), but not beyond the program's numbers if it is larger than an fd_set.
+/// The count of select(2), but not beyond the program's descriptors if it is larger than an fd_set.
 pub fn programs_limit(count: c_int) -> c_int {
     if count > FD_SETSIZE as c_int && table::any() { fds::programs_count(count) } else { count }
 }
@@ -159,8 +159,8 @@ const KINDS: [(c_short, c_short, c_short); 3] = [
 ];
 
 impl<'a> Sets<'a> {
-    /// The sets, if there is a number in them that is or may become an rsocket. The kernel rejects
-    /// a negative count.
+    /// The sets, if there is a descriptor in them that is or may become an rsocket. The kernel
+    /// rejects a negative count.
     ///
     /// # Safety
     /// The sets are null or have `count` bits, which nothing else uses meanwhile.
@@ -175,7 +175,7 @@ impl<'a> Sets<'a> {
         are_concerned(sets.members().map(|fd| fd.fd)).then_some(sets)
     }
 
-    /// The numbers in the sets, with the events to poll for.
+    /// The descriptors in the sets, with the events to poll for.
     fn members(&self) -> impl Iterator<Item = pollfd> {
         let words = move |at: usize| self.sets.each_ref().map(|set| set.get(at).copied().unwrap_or(0));
         let bits = move |at| if words(at) == [0; 3] { 0..0 } else { at * BITS..(at + 1) * BITS };
@@ -189,8 +189,8 @@ impl<'a> Sets<'a> {
         })
     }
 
-    /// Waits by `poll` until a number is ready for one of its sets, or until `poll` returns 0 or
-    /// -1. Leaves the ready numbers in the sets. Returns how often there is one, or -1.
+    /// Waits by `poll` until a descriptor is ready for one of its sets, or until `poll` returns 0
+    /// or -1. Leaves the ready descriptors in the sets. Returns how often there is one, or -1.
     pub fn wait(&mut self, mut poll: impl FnMut(&mut [pollfd]) -> c_int) -> c_int {
         let members = self.members().count();
         let waited = memory::with::<pollfd, _>(members, |list| {
@@ -231,7 +231,7 @@ impl<'a> Sets<'a> {
     }
 }
 
-/// The bits of the sets for which a number is ready.
+/// The bits of the sets for which a descriptor is ready.
 fn ready_sets(fd: &pollfd) -> c_short {
     // A send on an rsocket without a peer fails at once.
     let hung_up = fd.revents & POLLHUP != 0 && matches!(Fd::of(fd.fd), Fd::Rsocket(_));

@@ -1,6 +1,6 @@
 //! A record of the program's epoll instances of which a TCP socket is a member that may become an
-//! rsocket: epoll_ctl(2) keeps it. What has the socket's number in an instance without being the
-//! socket (a copy of it may have kept another file there) is not in the record.
+//! rsocket: epoll_ctl(2) keeps it. What has the socket's descriptor in an instance without being
+//! the socket (a copy of it may have kept another file there) is not in the record.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -23,22 +23,22 @@ struct Member {
     data: AtomicU64,
 }
 
-/// What is known of a number.
+/// What is known of a descriptor.
 struct Record {
-    /// When socket(2) has returned the number, as [`GENERATION`] counts; 0 if another call has.
+    /// When socket(2) has returned the descriptor, as [`GENERATION`] counts; 0 if another call has.
     made: AtomicU32,
     /// 1 if the socket is or was a member of more instances.
     more: AtomicU32,
     members: [Member; MAX_INSTANCES],
-    /// Odd if the number is an instance of which a socket is or was a member. It changes when the
-    /// number is another file.
+    /// Odd if the descriptor is an instance of which a socket is or was a member. It changes when
+    /// the descriptor is another file.
     instance: AtomicU32,
 }
 
 // SAFETY: atomic integers. Zeros are no record.
 unsafe impl Plain for Record {}
 
-/// By number.
+/// By descriptor.
 static RECORDS: Growing<Record> = Growing::new();
 
 /// One more than the number of calls of fork(2) in this process and in those before it.
@@ -69,7 +69,7 @@ pub fn begin(fd: c_int) -> c_int {
     fd
 }
 
-/// The number is another file from now on.
+/// The descriptor is another file from now on.
 #[inline(always)]
 pub fn forget(fd: c_int) {
     if let Some(record) = RECORDS.get(fd)
@@ -110,7 +110,7 @@ impl Record {
         self.members.iter().for_each(|member| member.epoll.store(0, SeqCst));
     }
 
-    /// The member of the instance that has the number, or had it before.
+    /// The member of the instance that has the descriptor, or had it before.
     fn member(&self, epfd: c_int) -> Option<&Member> {
         self.members.iter().find(|member| member.epoll.load(SeqCst) == epfd + 1)
     }
@@ -168,14 +168,14 @@ pub fn leave(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;
         if epfd >= 0 && sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, None) != 0 {
-            // The instance was closed, and its number is something else by now.
+            // The instance was closed, and its descriptor is something else by now.
             member.epoll.store(0, SeqCst);
         }
     }
 }
 
-/// Makes the number a member again, as what it is now. Not of an instance that was closed
-/// meanwhile, whose number may be another one's.
+/// Makes the descriptor a member again, as what it is now. Not of an instance that was closed
+/// meanwhile, whose descriptor may be another one's.
 pub fn join(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;

@@ -18,20 +18,20 @@ fn control_event(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) 
 /// A socket of the program: a placeholder, and the "rsocket" behind it.
 struct Rsocket {
     placeholder: OwnedFd,
-    inner: OwnedFd,
+    rsocket: OwnedFd,
     peer: UnixDatagram,
 }
 
 impl Rsocket {
     fn new() -> Rsocket {
-        let (inner, peer) = UnixDatagram::pair().unwrap();
+        let (rsocket, peer) = UnixDatagram::pair().unwrap();
         let placeholder = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let fd = placeholder.as_raw_fd();
         table::prepare(fd).unwrap();
-        table::first(inner.as_raw_fd(), 0).unwrap();
-        let entry = Entry { kind: Kind::Socket, flags: 0, inner: inner.as_raw_fd() };
+        table::first(rsocket.as_raw_fd(), 0).unwrap();
+        let entry = Entry { kind: Kind::Socket, flags: 0, handle: rsocket.as_raw_fd() };
         table::swap(fd, Some(entry));
-        Rsocket { placeholder, inner: inner.into(), peer }
+        Rsocket { placeholder, rsocket: rsocket.into(), peer }
     }
 
     fn fd(&self) -> c_int {
@@ -42,7 +42,7 @@ impl Rsocket {
 impl Drop for Rsocket {
     fn drop(&mut self) {
         table::swap(self.fd(), None);
-        let _ = &self.inner;
+        let _ = &self.rsocket;
     }
 }
 
@@ -273,7 +273,7 @@ fn an_instance_that_was_closed_is_not_joined_again() {
     closed.control(EPOLL_CTL_ADD, fd, EPOLLOUT, 1).unwrap();
     kept.control(EPOLL_CTL_ADD, fd, EPOLLOUT, 2).unwrap();
     leave(fd);
-    // The number is another instance's.
+    // The descriptor is another instance's.
     crate::calls::dup2(Epoll::new().fd(), closed.fd());
     join(fd);
     assert_eq!((closed.wait(9, 0), kept.wait(9, 0)), (vec![], vec![(2, EPOLLOUT as u32)]));

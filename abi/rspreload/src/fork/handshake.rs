@@ -14,7 +14,7 @@ use libc::{EADDRINUSE, EAGAIN, F_SETFL, O_NONBLOCK, POLLIN, POLLRDHUP, pollfd};
 
 use super::{Outcome, Role};
 use crate::process::Deadline;
-use crate::sockets::{Name, kernel, rdma};
+use crate::sockets::{SockAddr, kernel, rdma};
 use crate::transition::Intent;
 use crate::{errno, rsocket, rsocket_abi, tcp};
 
@@ -95,15 +95,15 @@ fn connect(tcp: c_int) -> Outcome {
         // Data that looks like the word.
         return Outcome::Tcp;
     }
-    let inner = tcp::make_rsocket(&peer, |inner| {
+    let rsocket = tcp::make_rsocket(&peer, |rsocket| {
         // Binds to the TCP connection's address and port, by which the other end matches the two.
         // If that port is taken: to another port of the address, which tells this end from
         // strangers. Otherwise the routes choose the address.
-        let _ = rdma::bind(inner, &own) == 0 || rdma::bind(inner, &own.with_number(0)) == 0;
-        rdma::connect(inner, &peer) == 0
+        let _ = rdma::bind(rsocket, &own) == 0 || rdma::bind(rsocket, &own.with_port(0)) == 0;
+        rdma::connect(rsocket, &peer) == 0
     });
-    match inner {
-        Some(inner) => Outcome::Rsocket(inner),
+    match rsocket {
+        Some(rsocket) => Outcome::Rsocket(rsocket),
         None => drop_word(tcp),
     }
 }
@@ -139,22 +139,22 @@ pub fn accept(tcp: c_int) -> Outcome {
     }
     let Some(listener) = listen(tcp, &own) else { return Outcome::Tcp };
     let is_heard = tcp::is_silent(tcp) && send_word(tcp);
-    let inner = if is_heard { Arrivals::new(listener, peer).wait(tcp) } else { None };
+    let rsocket = if is_heard { Arrivals::new(listener, peer).wait(tcp) } else { None };
     close(listener);
-    inner.map_or(Outcome::Tcp, Outcome::Rsocket)
+    rsocket.map_or(Outcome::Tcp, Outcome::Rsocket)
 }
 
 /// Listens at the local address of a connection, as long as its peer is silent. Threads and
 /// processes take turns: an address has one listener.
-fn listen(tcp: c_int, own: &Name) -> Option<c_int> {
+fn listen(tcp: c_int, own: &SockAddr) -> Option<c_int> {
     let end = Deadline::after(HANDSHAKE_TIMEOUT);
     loop {
-        let listener = tcp::make_rsocket(own, |inner| {
-            let _ = rsocket::set_option(inner, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+        let listener = tcp::make_rsocket(own, |rsocket| {
+            let _ = rsocket::set_option(rsocket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
             // Non-blocking: a connection may be gone before accept.
-            tcp::bind(inner, own)
-                && rsocket_abi::rlisten(inner, BACKLOG) == 0
-                && rdma::fcntl(inner, F_SETFL, O_NONBLOCK) == 0
+            tcp::bind(rsocket, own)
+                && rsocket_abi::rlisten(rsocket, BACKLOG) == 0
+                && rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK) == 0
         });
         if listener.is_some() || errno::get() != EADDRINUSE || end.left() == 0 {
             return listener;
@@ -168,9 +168,9 @@ fn listen(tcp: c_int, own: &Name) -> Option<c_int> {
 /// The rsockets that have come to a listener.
 struct Arrivals {
     listener: c_int,
-    peer: Name,
+    peer: SockAddr,
     /// One from the peer's host, -1 for none.
-    inner: c_int,
+    rsocket: c_int,
     /// It comes from the peer's port.
     is_exact: bool,
     /// Others have come from the host, neither of them from the peer's port.
@@ -178,8 +178,8 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    fn new(listener: c_int, peer: Name) -> Arrivals {
-        Arrivals { listener, peer, inner: -1, is_exact: false, are_several: false }
+    fn new(listener: c_int, peer: SockAddr) -> Arrivals {
+        Arrivals { listener, peer, rsocket: -1, is_exact: false, are_several: false }
     }
 
     /// Waits for the peer's rsocket, and the end of the TCP connection. Returns `None` if the
@@ -206,11 +206,11 @@ impl Arrivals {
                 }
             }
             // Data must not reach the wrong end.
-            if has_ended && self.inner >= 0 && (self.is_exact || !self.are_several) {
-                return Some(self.inner);
+            if has_ended && self.rsocket >= 0 && (self.is_exact || !self.are_several) {
+                return Some(self.rsocket);
             }
         }
-        close(self.inner);
+        close(self.rsocket);
         None
     }
 
@@ -225,17 +225,17 @@ impl Arrivals {
             if self.is_exact || from.is_none_or(|from| from.address() != self.peer.address()) {
                 close(new);
             } else {
-                self.are_several |= self.inner >= 0;
+                self.are_several |= self.rsocket >= 0;
                 self.is_exact = is_exact;
-                close(core::mem::replace(&mut self.inner, new));
+                close(core::mem::replace(&mut self.rsocket, new));
             }
         }
     }
 }
 
-fn close(inner: c_int) {
-    if inner >= 0 {
-        rsocket::close(inner);
+fn close(rsocket: c_int) {
+    if rsocket >= 0 {
+        rsocket::close(rsocket);
     }
 }
 

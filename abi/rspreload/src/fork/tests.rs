@@ -33,9 +33,9 @@ fn role(socket: &TcpStream) -> Option<Role> {
 fn rsocket(socket: &TcpStream) -> TcpStream {
     let entry = table::swap(socket.as_raw_fd(), None).unwrap();
     assert_eq!(entry.kind, Kind::Socket);
-    assert!(table::drop(entry.inner));
+    assert!(table::drop(entry.handle));
     // SAFETY: nobody else has it any more.
-    unsafe { std::os::fd::FromRawFd::from_raw_fd(entry.inner) }
+    unsafe { std::os::fd::FromRawFd::from_raw_fd(entry.handle) }
 }
 
 #[test]
@@ -207,8 +207,8 @@ fn sending_and_receiving_threads_decide_once() {
             let passive = decide(&server, Intent::Receive).unwrap();
             assert!(passive.is_some());
             let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-            let inner = table::get(client.as_raw_fd()).unwrap().inner;
-            assert!(results.iter().all(|result| *result == Ok(Some(inner))), "{results:?}");
+            let rsocket = table::get(client.as_raw_fd()).unwrap().handle;
+            assert!(results.iter().all(|result| *result == Ok(Some(rsocket))), "{results:?}");
         });
         drop((rsocket(&client), rsocket(&server)));
     }
@@ -217,7 +217,7 @@ fn sending_and_receiving_threads_decide_once() {
 /// As [`decide`], for a socket that another thread may have decided before.
 fn decide_if_there(socket: &TcpStream, intent: Intent) -> Result<Option<c_int>, c_int> {
     match table::get(socket.as_raw_fd()) {
-        Some(Entry { kind: Kind::Socket, inner, .. }) => Ok(Some(inner)),
+        Some(Entry { kind: Kind::Socket, handle: rsocket, .. }) => Ok(Some(rsocket)),
         _ => decide(socket, intent),
     }
 }
@@ -295,7 +295,7 @@ fn what_is_closed_meanwhile_is_no_rsocket() {
         let passive = scope.spawn(|| decide(&server, Intent::Receive));
         // The word: the other end listens.
         client.peek(&mut [0; 4]).unwrap();
-        // As close() does. The number is another socket's at once.
+        // As close() does. The descriptor is another socket's at once.
         table::swap(fd, Some(new_entry()));
         table::swap(number, waiting);
         assert!(matches!(decide(&client, Intent::Receive), Ok(Some(_))));

@@ -102,9 +102,9 @@ exports_and_next! {
         next::sendmmsg(fd, list, count, flags)
     }
 
-    // glibc's functions write to the number by themselves. For an rsocket the text is formatted by
-    // vasprintf(3) and then written. printf.c defines the functions with variable arguments, which
-    // need an unstable feature in Rust.
+    // glibc's functions write to the descriptor by themselves. For an rsocket the text is formatted
+    // by vasprintf(3) and then written. printf.c defines the functions with variable arguments,
+    // which need an unstable feature in Rust.
 
     /// vdprintf(3).
     fn vdprintf(fd: c_int, format: *const c_char, list: Arguments) -> c_int {
@@ -316,7 +316,7 @@ unsafe fn write_formatted(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_
 /// What splice copies at once: a pipe takes at least this much when it is writable.
 const PIECE: usize = 4096;
 
-/// The kernel is about to move data over a number of its own: if the number is forwarded, the
+/// The kernel is about to move data over a number of its own: if the descriptor is forwarded, the
 /// process that has the rsocket has to know.
 fn before_use(fd: c_int, intent: Intent) {
     if let Fd::Tracked(entry) = Fd::of(fd) {

@@ -1,4 +1,4 @@
-//! Calls that copy and close numbers, and that ask what a number is.
+//! Calls that copy and close descriptors, and that ask what a descriptor is.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 
@@ -20,7 +20,7 @@ exports_and_next! {
         }
         let result = calls::dup2(old, new);
         if result >= 0 && flags & O_CLOEXEC != 0 {
-            // Not atomic: a thread that forks and executes now passes the number on.
+            // Not atomic: a thread that forks and executes now passes the descriptor on.
             errno::keeping(|| kernel::fcntl(new, F_SETFD, FD_CLOEXEC));
         }
         result
@@ -29,7 +29,8 @@ exports_and_next! {
     /// close_range(2). Descriptors of the library stay open.
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let known = CLOSE_RANGE_CLOEXEC | CLOSE_RANGE_UNSHARE;
-        // Without an rsocket there is nothing to keep. A child of vfork(2) closes its own numbers.
+        // Without an rsocket there is nothing to keep. A child of vfork(2) closes its own
+        // descriptors.
         if !table::any() || process::is_guest() || flags as c_uint & known != 0 {
             return next::close_range(first, last, flags);
         }
@@ -57,7 +58,8 @@ exports_and_next! {
         let fd = errno::keeping(|| libc::fileno(file));
         let entry = table::get(fd);
         let result = next::fclose(file);
-        // Another thread may have got the number meanwhile: then the entry was replaced already.
+        // Another thread may have got the descriptor meanwhile: then the entry was replaced
+        // already.
         if let Some(entry) = entry
             && !process::is_guest()
             && table::replace(fd, Some(entry), None)
@@ -67,9 +69,9 @@ exports_and_next! {
         result
     }
 
-    /// fdopen(3). stdio makes its system calls by itself. In automatic mode the number is left to
-    /// the kernel, and its data is forwarded. The number of another rsocket is no socket: its
-    /// stream calls the functions here, and has no number (fileno(3) fails).
+    /// fdopen(3). stdio makes its system calls by itself. In automatic mode the descriptor is left
+    /// to the kernel, and its data is forwarded. The number of another rsocket is no socket: its
+    /// stream calls the functions here, and has no descriptor (fileno(3) fails).
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         let left = if table::any() { auto::outside::leave_to_kernel(fd) } else { Ok(()) };
         match left {
@@ -111,12 +113,12 @@ exports! {
             FIONREAD => base::private::READABLE_BYTES,
             TIOCOUTQ => base::private::UNSENT_BYTES,
             FIONBIO => {
-                rsocket::sync_nonblock(fd, entry.inner);
+                rsocket::sync_nonblock(fd, entry.handle);
                 return 0;
             }
             _ => return result,
         };
-        match rsocket::bytes(entry.inner, option) {
+        match rsocket::bytes(entry.handle, option) {
             Ok(bytes) => {
                 arg.cast::<c_int>().write_unaligned(bytes);
                 0
@@ -167,7 +169,7 @@ extern "C" fn close(cookie: *mut c_void) -> c_int {
     calls::close(number(cookie))
 }
 
-/// The flags of a number.
+/// The flags of a descriptor.
 pub fn flags(fd: c_int) -> c_int {
     // SAFETY: no pointers.
     unsafe { calls::fcntl(fd, F_GETFL, 0) }

@@ -42,7 +42,7 @@ exports_and_next! {
             libc::SYS_sendmmsg if table::any() => data::sendmmsg(fd, b as *mut _, c as c_uint, d as c_int).into(),
             // It may send descriptors over a socket of the kernel's.
             libc::SYS_sendmsg if table::any() => calls::sendmsg(fd, b as *const _, c as c_int) as c_long,
-            libc::SYS_accept4 if known || auto::has_tokens() => {
+            libc::SYS_accept4 if known || auto::has_stand_ins() => {
                 calls::accept4(fd, b as *mut _, c as *mut _, d as c_int).into()
             }
             // A socket that gets one that rsockets do not have stays with TCP.

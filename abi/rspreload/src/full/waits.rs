@@ -214,20 +214,20 @@ exports_and_next! {
 /// Polls with another signal mask.
 fn poll_with_mask(list: &mut [pollfd], end: &Deadline, mask: Option<&sigset_t>) -> c_int {
     with_mask(mask, end, |signals, left| {
-        let waited = memory::with::<pollfd, _>(list.len() + 1, |inner| poll_with(list, inner, signals, left));
+        let waited = memory::with::<pollfd, _>(list.len() + 1, |rsocket| poll_with(list, rsocket, signals, left));
         waited.unwrap_or_else(|why| Waited { result: errno::fail(why), signalled: false })
     })
 }
 
-/// Polls the list and the signalfd. `inner` has room for both.
-fn poll_with(list: &mut [pollfd], inner: &mut [pollfd], signals: c_int, timeout: c_int) -> Waited {
-    let Some((last, copies)) = inner.split_last_mut() else { return Waited { result: 0, signalled: false } };
+/// Polls the list and the signalfd. `rsocket` has room for both.
+fn poll_with(list: &mut [pollfd], rsocket: &mut [pollfd], signals: c_int, timeout: c_int) -> Waited {
+    let Some((last, copies)) = rsocket.split_last_mut() else { return Waited { result: 0, signalled: false } };
     copies.copy_from_slice(list);
     *last = pollfd { fd: signals, events: POLLIN, revents: 0 };
-    let result = calls::waits::poll_list(inner, timeout);
-    let signalled = inner.last().is_some_and(|last| last.revents != 0);
+    let result = calls::waits::poll_list(rsocket, timeout);
+    let signalled = rsocket.last().is_some_and(|last| last.revents != 0);
     if result >= 0 {
-        for (fd, copy) in list.iter_mut().zip(&*inner) {
+        for (fd, copy) in list.iter_mut().zip(&*rsocket) {
             fd.revents = copy.revents;
         }
     }
