@@ -31,7 +31,7 @@ use std::ffi::{CStr, c_int};
 use std::mem::zeroed;
 use std::ptr;
 
-use base::sleep::{ASYNCHRONOUS, DISABLE, set_state, set_type};
+use base::sleep::{ASYNCHRONOUS, DISABLE, disable, restore_state, set_type};
 use libc::{SA_RESETHAND, SA_RESTART, SIG_DFL, SIG_IGN};
 use once_cell::race::OnceBool;
 
@@ -57,9 +57,9 @@ pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
     if read(Word::Cancel) != OUTSIDE {
         return call();
     }
-    let before = set_state(DISABLE);
+    let before = disable();
     let result = with_word(in_call_with(before), call);
-    set_state(before);
+    restore_state(before);
     result
 }
 
@@ -100,8 +100,15 @@ pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
     if word == OUTSIDE {
         return mark::asleep(call);
     }
-    let stays_disabled = word == in_call_with(DISABLE);
-    let with_setting = || if stays_disabled { call() } else { meanwhile(set_state, word as c_int - 1, call) };
+    let with_setting = || {
+        if word == in_call_with(DISABLE) {
+            return call();
+        }
+        restore_state(word as c_int - 1);
+        let result = call();
+        disable();
+        result
+    };
     // Calls of a signal handler are not within this one, and it may leave the sleep by siglongjmp(3).
     with_word(OUTSIDE, || mark::asleep(with_setting))
 }
@@ -129,7 +136,17 @@ fn c_library_version() -> &'static str {
 /// Runs code that does not sleep but contains a cancellation point.
 #[inline]
 pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
-    if read(Word::Cancel) == OUTSIDE { meanwhile(set_state, DISABLE, call) } else { call() }
+    if read(Word::Cancel) == OUTSIDE { disabled_outside(call) } else { call() }
+}
+
+/// As [`disabled`], where the call is not within [`in_call`].
+#[expect(clippy::inline_always, reason = "see rsocket::calls")]
+#[inline(always)]
+pub fn disabled_outside<T>(call: impl FnOnce() -> T) -> T {
+    let before = disable();
+    let result = call();
+    restore_state(before);
+    result
 }
 
 /// As [`sleep`], for a system call that is not a cancellation point: the thread may end at any
@@ -138,16 +155,12 @@ pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
 pub fn sleep_anywhere<T>(call: impl FnOnce() -> T) -> T {
     // In this order: with a cancellation pending, pthread_setcancelstate(3) of some C libraries
     // makes pthread_join(3) miss that the thread was cancelled.
-    sleep(|| meanwhile(set_type, ASYNCHRONOUS, call))
-}
-
-/// Runs `call` with another value of a setting of the thread.
-#[inline]
-fn meanwhile<T>(set: fn(c_int) -> c_int, value: c_int, call: impl FnOnce() -> T) -> T {
-    let before = set(value);
-    let result = call();
-    set(before);
-    result
+    sleep(|| {
+        let before = set_type(ASYNCHRONOUS);
+        let result = call();
+        set_type(before);
+        result
+    })
 }
 
 /// Signals that a thread raises by its own instructions, which it cannot do while it sleeps.

@@ -13,6 +13,7 @@
 //! calls a function for the address of such a word, which costs more than all that a call does with
 //! it. Here the linker knows the distance from the thread pointer.
 
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -28,8 +29,8 @@ impl Mark {
     #[expect(clippy::inline_always, reason = "a few instructions of each call")]
     #[inline(always)]
     pub fn set() -> Option<Mark> {
-        let frame = 0_u8;
-        let (words, here) = (Words::here(), ptr::from_ref(&frame).addr());
+        let frame = MaybeUninit::<u8>::uninit();
+        let (words, here) = (Words::here(), frame.as_ptr().addr());
         if words.read(Word::Mark) != 0 && !is_stale(words.read(Word::Mark), here) {
             return None;
         }

@@ -265,13 +265,18 @@ pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Rece
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
 pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int) -> bool {
-    let Some(_mark) = Mark::set() else { return false };
+    let Some(mark) = Mark::set() else { return false };
     let Some(data) = NonNull::new(data.cast_mut()) else { return false };
-    match TABLE.pin(fd).as_deref() {
-        // SAFETY: `len` bytes at `data` are readable: guaranteed by the caller.
-        Some(Object::Socket(Socket::Stream(socket))) => unsafe { socket.send_at_once(data, len, flags) },
-        _ => false,
+    let Some(pinned) = TABLE.pin(fd) else { return false };
+    let Object::Socket(Socket::Stream(socket)) = &*pinned else { return false };
+    // SAFETY: `len` bytes at `data` are readable: guaranteed by the caller.
+    let sent = unsafe { socket.send_at_once(data, len, flags) };
+    if sent {
+        // Apart from the other ends of this call, which need the arguments again.
+        drop(pinned);
+        drop(mark);
     }
+    sent
 }
 
 /// Like [`send_at_once`] for several buffers. Returns the number of bytes if all were sent.

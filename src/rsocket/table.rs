@@ -11,6 +11,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_int;
+use std::hint::assert_unchecked;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 #[cfg(not(all(test, loom)))]
@@ -269,9 +270,14 @@ impl<T: Send + Sync> Table<T> {
     fn slot(&self, fd: c_int) -> Option<&Slot<T>> {
         let number = u32::try_from(fd).ok()?;
         let origin = NonNull::new(self.origins[chunk_of(number)].load(Ordering::Acquire))?;
+        let slot = origin.as_ptr().wrapping_add(number as usize);
         // SAFETY: `grow` has published the slots of the chunk, which are never freed, and this
         // number's is among them.
-        Some(unsafe { &*origin.as_ptr().wrapping_add(number as usize) })
+        unsafe {
+            // The compiler does not know it, and would test it.
+            assert_unchecked(!slot.is_null());
+            Some(&*slot)
+        }
     }
 
     fn chunk(&self, chunk: usize) -> &[Slot<T>] {

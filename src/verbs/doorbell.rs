@@ -118,7 +118,19 @@ fn is_silent(path: &[u8]) -> bool {
 /// Runs `call`, which posts through the function at `post`, without being cancelled.
 #[inline]
 pub fn post<T>(post: usize, call: impl FnOnce() -> T) -> T {
-    if post == SILENT_POST.load(Ordering::Relaxed) { call() } else { cancel::disabled(call) }
+    if is_silent_post(post) { call() } else { cancel::disabled(call) }
+}
+
+/// As [`post`], where the call is not within [`cancel::in_call`].
+#[expect(clippy::inline_always, reason = "see rsocket::calls")]
+#[inline(always)]
+pub fn post_outside<T>(post: usize, call: impl FnOnce() -> T) -> T {
+    if is_silent_post(post) { call() } else { cancel::disabled_outside(call) }
+}
+
+#[inline]
+fn is_silent_post(post: usize) -> bool {
+    post == SILENT_POST.load(Ordering::Relaxed)
 }
 
 /// Converts the result of posting to `qp`. If only the doorbell failed, rings it by ioctl(2).

@@ -446,12 +446,68 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
     let mut bad = ptr::null_mut();
     // SAFETY: the QP is live and the memory as described: guaranteed by the caller. The chain lives
     // until the call returns.
-    let result = unsafe {
+    unsafe {
         let post = (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)?;
-        doorbell::post(post as usize, || post(qp.as_ptr(), next, &raw mut bad))
-    };
-    // SAFETY: the QP is live: guaranteed by the caller.
-    unsafe { doorbell::posted(qp, result) }
+        let result = doorbell::post(post as usize, || post(qp.as_ptr(), next, &raw mut bad));
+        doorbell::posted(qp, result)
+    }
+}
+
+/// An RDMA write with immediate data whose bytes go inline, for one message after the other: what
+/// they have in common is written once.
+#[derive(Debug)]
+pub struct InlineWrite {
+    qp: NonNull<ibv_qp>,
+    request: MaybeUninit<ibv_send_wr>,
+    element: MaybeUninit<ibv_sge>,
+}
+
+impl InlineWrite {
+    /// Returns the request for a QP. Fails with `ENOSYS` if its provider has no function that posts.
+    ///
+    /// # Safety
+    /// A live QP, of an open context.
+    pub unsafe fn new(qp: NonNull<ibv_qp>) -> Result<InlineWrite> {
+        // SAFETY: the QP is live: guaranteed by the caller.
+        unsafe { (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)? };
+        // SAFETY: all zeros are a value of the structure.
+        let mut request: ibv_send_wr = unsafe { zeroed() };
+        (request.num_sge, request.opcode) = (1, verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
+        Ok(InlineWrite { qp, request: MaybeUninit::new(request), element: MaybeUninit::zeroed() })
+    }
+
+    /// Posts `data` for the memory at `addr`, with `imm` in network byte order, as work request
+    /// `wr_id`, outside of [`cancel::in_call`](crate::os::cancel::in_call). A failure ends the
+    /// connection.
+    ///
+    /// # Safety
+    /// The QP is live.
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
+    pub unsafe fn post(
+        &mut self,
+        data: &[u8],
+        imm: u32,
+        (addr, rkey): (u64, u32),
+        (wr_id, signaled): (u64, bool),
+    ) -> Result<()> {
+        let (request, element) = (self.request.as_mut_ptr(), self.element.as_mut_ptr());
+        let signaled = if signaled { verbs::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
+        // SAFETY: both structures were initialised by `new`, and outlive the call. The QP is live:
+        // guaranteed by the caller; its provider has the function, as `new` has found.
+        unsafe {
+            ((*element).addr, (*element).length) = (data.as_ptr() as usize as u64, data.len() as u32);
+            (*request).sg_list = element;
+            (*request).wr_id = wr_id;
+            (*request).send_flags = verbs::ibv_send_flags::IBV_SEND_INLINE.0 | signaled;
+            (*request).__bindgen_anon_1.imm_data = imm;
+            ((*request).wr.rdma.remote_addr, (*request).wr.rdma.rkey) = (addr, rkey);
+            let mut bad = MaybeUninit::uninit();
+            let post = (*(*self.qp.as_ptr()).context).ops.post_send.unwrap_unchecked();
+            let result = doorbell::post_outside(post as usize, || post(self.qp.as_ptr(), request, bad.as_mut_ptr()));
+            doorbell::posted(self.qp, result)
+        }
+    }
 }
 
 /// Maximum number of receives posted as one chain.

@@ -37,13 +37,22 @@ pub const DISABLE: c_int = 1;
 /// `PTHREAD_CANCEL_ASYNCHRONOUS` of pthread.h, a type.
 pub const ASYNCHRONOUS: c_int = 1;
 
-/// Sets the thread's state, and returns the one before.
+/// Disables cancellation of the thread. Returns the state before.
 #[inline]
-pub fn set_state(state: c_int) -> c_int {
-    let mut before = 0;
-    // SAFETY: the C library refuses an unknown value; `before` is writable.
-    unsafe { pthread_setcancelstate(state, &raw mut before) };
-    before
+pub fn disable() -> c_int {
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: `before` is writable, and the C library stores the old state, as the new one is valid.
+    unsafe {
+        pthread_setcancelstate(DISABLE, before.as_mut_ptr());
+        before.assume_init()
+    }
+}
+
+/// Sets the thread's state to one that [`disable`] has returned.
+#[inline]
+pub fn restore_state(state: c_int) {
+    // SAFETY: the C library refuses an unknown value, and takes NULL where the old one is not needed.
+    unsafe { pthread_setcancelstate(state, core::ptr::null_mut()) };
 }
 
 /// Sets the thread's type, and returns the one before.

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::{mem, ptr};
 
-use base::sleep::{DISABLE, futex_wait, futex_wake, set_state};
+use base::sleep::{disable, futex_wait, futex_wake, restore_state};
 
 pub use base::sleep::with_cleanup;
 
@@ -17,22 +17,22 @@ pub struct CancelDisabled {
 
 impl CancelDisabled {
     pub fn new() -> CancelDisabled {
-        CancelDisabled { before: set_state(DISABLE) }
+        CancelDisabled { before: disable() }
     }
 
     /// Whether the thread could be cancelled before.
     #[cfg(test)]
     pub fn was_enabled(&self) -> bool {
-        self.before != DISABLE
+        self.before != base::sleep::DISABLE
     }
 
     /// Runs a call that waits, in which the thread may be cancelled if it could be before. Runs
     /// `undo` then.
     pub fn allow<T>(&self, undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
         with_cleanup(undo, || {
-            set_state(self.before);
+            restore_state(self.before);
             let result = call();
-            set_state(DISABLE);
+            disable();
             result
         })
     }
@@ -40,7 +40,7 @@ impl CancelDisabled {
 
 impl Drop for CancelDisabled {
     fn drop(&mut self) {
-        set_state(self.before);
+        restore_state(self.before);
     }
 }
 
@@ -48,10 +48,7 @@ impl Drop for CancelDisabled {
 /// leave it by longjmp(3): the setting is the program's again then.
 pub fn without_cancel<T>(call: impl FnOnce(&CancelDisabled) -> T) -> T {
     let cancel = CancelDisabled::new();
-    let restore = || {
-        set_state(cancel.before);
-    };
-    with_cleanup(restore, || call(&cancel))
+    with_cleanup(|| restore_state(cancel.before), || call(&cancel))
 }
 
 /// Blocks all signals of the thread until it is dropped: a handler might need what the thread has

@@ -4,6 +4,7 @@
 mod hold;
 
 use std::collections::VecDeque;
+use std::mem;
 
 use super::Violation;
 use crate::errno::{Errno, Result};
@@ -77,28 +78,30 @@ struct Outstanding {
 #[derive(Debug)]
 pub struct Sender {
     limits: SendLimits,
-    /// Free send queue entries for data, and control messages that can be posted.
-    free_entries: u32,
+    /// Send queue entries for data that no signaled work request has taken, and control messages that
+    /// can be posted.
+    unclaimed_entries: u32,
     free_controls: u32,
     /// Bytes of the send buffer in use, and the offset of the next ones.
     used: u32,
     next: u32,
     /// The unused part of the peer's current buffer.
     target: Region,
-    /// Number of messages sent, and the number that the credits end at.
-    sent: u16,
+    /// Number of the first message that the peer has no receive for, and of messages until then.
     credit_limit: u16,
+    credits_left: u16,
     /// The most credits that may stay unused, and those of them that do.
     spare_credits: u16,
     reserved_credits: u16,
     outstanding: VecDeque<Outstanding>,
-    /// The last work request posted, and the last one known to be complete.
+    /// The last work request posted, the last signaled one, and the last one known to be complete.
     last_wr_id: u64,
+    signaled_wr_id: u64,
     completed_wr_id: u64,
-    /// Number of work requests of control messages.
-    control_requests: u64,
-    /// Entries and bytes of the unsignaled requests after the last signaled one.
-    unsignaled_entries: u32,
+    /// From this one on, the next work request is signaled: often enough that space is freed before
+    /// it is used up.
+    signal_due: u64,
+    /// Bytes of the unsignaled requests.
     unsignaled_bytes: u32,
     /// Sending has to wait for send completions: see [`is_short`](Self::is_short).
     is_short: bool,
@@ -122,25 +125,26 @@ impl Sender {
         let spare = (limits.window / 2).saturating_sub(1);
         let mut sender = Sender {
             limits,
-            free_entries: limits.sq_entries,
+            unclaimed_entries: limits.sq_entries,
             free_controls: limits.controls,
             used: 0,
             next: 0,
             target,
-            sent: 0,
             credit_limit: limits.window,
+            credits_left: limits.window,
             spare_credits: if is_iwarp { spare } else { 0 },
             reserved_credits: if is_iwarp { spare.min(RESERVED_CREDITS) } else { 0 },
             outstanding,
             last_wr_id: 0,
+            signaled_wr_id: 0,
             completed_wr_id: 0,
-            control_requests: 0,
-            unsignaled_entries: 0,
+            signal_due: 0,
             unsignaled_bytes: 0,
             is_short: false,
             burst: Burst::new(),
         };
         sender.note_space();
+        sender.set_signal_due();
         Ok(sender)
     }
 
@@ -151,7 +155,7 @@ impl Sender {
 
     /// Returns whether every work request has completed, and nothing is held.
     pub fn is_idle(&self) -> bool {
-        self.outstanding.is_empty() && self.unsignaled_entries == 0 && self.held() == 0
+        self.outstanding.is_empty() && self.last_wr_id == self.signaled_wr_id && self.held() == 0
     }
 
     /// Returns whether the peer's buffer is full, so that the next one may be used.
@@ -167,7 +171,7 @@ impl Sender {
     /// Returns the number of messages for which the peer still has receives, without the one that is
     /// held.
     pub fn credits(&self) -> u16 {
-        self.credit_limit.wrapping_sub(self.sent) - u16::from(self.held() > 0)
+        self.credits_left - u16::from(self.held() > 0)
     }
 
     fn has_credit(&self) -> bool {
@@ -209,7 +213,7 @@ impl Sender {
 
     /// Returns whether a larger send buffer would let more of `wanted` bytes be sent now.
     pub fn is_buffer_limited(&self, wanted: usize) -> bool {
-        let window = if self.has_credit() && self.free_entries >= self.limits.entries_per_message {
+        let window = if self.has_credit() && self.free_entries() >= self.limits.entries_per_message {
             self.target.length
         } else {
             0
@@ -234,9 +238,19 @@ impl Sender {
         self.completed_wr_id >= wr_id
     }
 
+    /// Returns the number of free send queue entries for data, according to the completions so far.
+    fn free_entries(&self) -> u32 {
+        self.unclaimed_entries - self.unsignaled_entries()
+    }
+
+    /// Returns the number of send queue entries of the unsignaled requests.
+    fn unsignaled_entries(&self) -> u32 {
+        (self.last_wr_id - self.signaled_wr_id) as u32
+    }
+
     /// Returns whether there are send queue entries and buffer space for data.
     fn has_space(&self) -> bool {
-        self.free_entries >= self.limits.entries_per_message && self.free() >= LOW_WATER
+        self.free_entries() >= self.limits.entries_per_message && self.free() >= LOW_WATER
     }
 
     /// Returns the next message of at most `wanted` bytes if one can be sent. An `inline` message
@@ -258,7 +272,7 @@ impl Sender {
         self.burst.count();
         self.target.addr = self.target.addr.wrapping_add(u64::from(chunk.len));
         self.target.length -= chunk.len;
-        self.sent = self.sent.wrapping_add(1);
+        self.credits_left -= 1;
         self.push(self.limits.entries_per_message, if inline { 0 } else { chunk.len })
     }
 
@@ -270,7 +284,7 @@ impl Sender {
 
     /// Like [`take`](Self::take), for [`plan_update`](Self::plan_update).
     pub fn take_update(&mut self, bytes: u32) -> (u64, bool) {
-        self.sent = self.sent.wrapping_add(1);
+        self.credits_left -= 1;
         // The reference does not count these messages, so their credits do not come back.
         self.spare_credits = self.spare_credits.saturating_sub(1);
         self.reserved_credits = self.spare_credits.min(self.reserved_credits);
@@ -308,67 +322,66 @@ impl Sender {
     #[inline]
     fn push(&mut self, entries: u32, bytes: u32) -> (u64, bool) {
         self.last_wr_id += u64::from(entries);
-        self.free_entries -= entries;
         self.used += bytes;
         self.next += bytes;
         if self.next >= self.limits.buffer {
             self.next -= self.limits.buffer;
         }
-        self.unsignaled_entries += entries;
         self.unsignaled_bytes += bytes;
         self.note_space();
         let signaled = self.is_signal_due() || self.unsignaled_bytes >= self.limits.buffer / 4 || self.is_short;
         if signaled {
-            self.signal(false);
+            self.signal(0);
         }
         (self.last_wr_id, signaled)
     }
 
-    /// Returns whether the last work request is signaled: often enough that space is freed before
-    /// it is used up.
+    /// Returns whether the last work request is signaled because of those before it.
     #[inline]
     fn is_signal_due(&self) -> bool {
-        self.unsignaled_entries >= self.limits.sq_entries / 4 || self.is_in_burst()
+        self.last_wr_id >= self.signal_due || self.is_in_burst()
+    }
+
+    fn set_signal_due(&mut self) {
+        let until_short = (self.unclaimed_entries + 1).saturating_sub(self.limits.entries_per_message);
+        self.signal_due = self.last_wr_id + u64::from(until_short.min(self.limits.sq_entries / 4));
     }
 
     /// Fast path of [`plan`](Self::plan) and [`take`](Self::take), for `len` bytes inline if
     /// nothing is held and space is not short: reserves one message of all of them.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
     pub fn take_inline(&mut self, len: u32) -> Option<InlineRequest> {
         debug_assert!(self.held() == 0);
-        let entries = self.limits.entries_per_message;
-        let credits = self.credit_limit.wrapping_sub(self.sent);
-        if self.is_short || len > self.target.length || credits <= self.reserved_credits || len == 0 {
+        let is_too_long = len > self.target.length || len == 0;
+        if self.is_short || is_too_long || self.credits_left <= self.reserved_credits {
             return None;
         }
         let (addr, rkey) = (self.target.addr, self.target.rkey);
         self.burst.count();
         self.target.addr = addr.wrapping_add(u64::from(len));
         self.target.length -= len;
-        self.sent = self.sent.wrapping_add(1);
-        self.last_wr_id += u64::from(entries);
-        self.free_entries -= entries;
-        self.unsignaled_entries += entries;
-        self.is_short = self.free_entries < entries;
-        let signaled = self.is_signal_due() || self.is_short;
+        self.credits_left -= 1;
+        self.last_wr_id += u64::from(self.limits.entries_per_message);
+        let signaled = self.is_signal_due();
         if signaled {
-            self.signal(false);
+            self.signal(0);
+            // The last entries are signaled.
+            self.note_space();
         }
         Some(InlineRequest { addr, rkey, wr_id: self.last_wr_id, signaled })
     }
 
     /// Makes the last work request signaled. Its completion also completes the unsignaled ones
-    /// before it.
+    /// before it. `control`: the number of entries if it is a control message's.
     #[inline(never)]
-    fn signal(&mut self, control: bool) {
-        let outstanding = Outstanding {
-            wr_id: self.last_wr_id,
-            entries: self.unsignaled_entries,
-            bytes: self.unsignaled_bytes,
-            control,
-        };
-        self.outstanding.push_back(outstanding);
-        (self.unsignaled_entries, self.unsignaled_bytes) = (0, 0);
+    fn signal(&mut self, control: u32) {
+        let entries = self.unsignaled_entries() - control;
+        let (wr_id, bytes) = (self.last_wr_id, mem::take(&mut self.unsignaled_bytes));
+        self.outstanding.push_back(Outstanding { wr_id, entries, bytes, control: control > 0 });
+        self.unclaimed_entries -= entries;
+        self.signaled_wr_id = wr_id;
+        self.set_signal_due();
     }
 
     /// Returns whether a control message can be sent.
@@ -380,10 +393,9 @@ impl Sender {
     /// which is signaled.
     pub fn take_control(&mut self, entries: u32) -> u64 {
         self.last_wr_id += u64::from(entries);
-        self.control_requests += u64::from(entries);
         self.free_controls -= 1;
+        self.signal(entries);
         self.note_space();
-        self.signal(true);
         self.last_wr_id
     }
 
@@ -395,7 +407,7 @@ impl Sender {
             }
             self.outstanding.pop_front();
             self.completed_wr_id = first.wr_id;
-            self.free_entries += first.entries;
+            self.unclaimed_entries += first.entries;
             self.used -= first.bytes;
             self.free_controls += u32::from(first.control);
         }
@@ -406,11 +418,11 @@ impl Sender {
     pub fn credit_update_received(&mut self, limit: u16) -> std::result::Result<(), Violation> {
         // A limit below the present one wraps to a large increment.
         let more = limit.wrapping_sub(self.credit_limit);
-        let left = self.credit_limit.wrapping_sub(self.sent);
-        if u32::from(left) + u32::from(more) > u32::from(self.limits.window) {
+        if u32::from(self.credits_left) + u32::from(more) > u32::from(self.limits.window) {
             return Err(Violation::BadCreditUpdate);
         }
         self.credit_limit = limit;
+        self.credits_left += more;
         Ok(())
     }
 
@@ -434,10 +446,10 @@ mod tests {
     #[test]
     fn the_limit_does_not_go_back() {
         let mut sender = sender(u16::MAX);
-        (sender.credit_limit, sender.sent) = (65535, 65534);
+        (sender.credit_limit, sender.credits_left) = (65535, 1);
         assert!(sender.credit_update_received(65534).is_err());
         assert!(sender.credit_update_received(65535).is_ok());
-        sender.sent = 65535;
+        sender.credits_left = 0;
         assert!(sender.credit_update_received(65534).is_ok());
         assert_eq!(sender.credits(), u16::MAX);
     }

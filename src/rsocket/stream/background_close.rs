@@ -223,7 +223,7 @@ impl Stream {
             state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
             return true;
         }
-        state.phase = Phase::Closed;
+        state.end(Phase::Closed);
         state.release();
         self.channel_fd.store(-1, Ordering::Relaxed);
         state.take_background_close();

@@ -1,7 +1,6 @@
 //! Shutting down and closing, a listener, too.
 
 use std::ffi::c_int;
-use std::mem;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -175,7 +174,7 @@ impl Stream {
         let (limit, waits) = close_timeout(state.options.linger, state.is_nonblocking());
         let is_active = matches!(state.phase, Phase::Connected) || state.closing.is_some() || state.is_flush_awaited();
         state.disconnect_sent |= !is_active;
-        state.phase = Phase::Closing;
+        state.end(Phase::Closing);
         if let Some(connection) = &state.connection {
             connection.list_as_closing();
             if diag::shows_connections() {
@@ -300,7 +299,7 @@ impl Stream {
             return;
         }
         if state.move_to(Role::Setup) {
-            state.phase = Phase::Closed;
+            state.end(Phase::Closed);
             state.release_due = true;
             state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
         } else {
@@ -310,7 +309,7 @@ impl Stream {
 
     /// Releases the stream's resources once no thread sleeps in the completion channel.
     fn finish_close<'a>(&'a self, mut state: Guard<'a>) {
-        let mut phase = mem::replace(&mut state.phase, Phase::Closed);
+        let mut phase = state.end(Phase::Closed);
         if let Phase::Listening(_) = phase {
             // No more requests are read, so the channel may stay readable.
             state.key.take().into_iter().for_each(reactor::unregister);
@@ -389,6 +388,7 @@ impl State {
         let had_shut_write = self.shut_write;
         self.shut_read |= read;
         self.shut_write |= write;
+        self.connection.iter_mut().filter(|_| write).for_each(|connection| connection.end_sending());
         let both = self.shut_write && (self.shut_read || self.eof);
         // The peer is notified of the end of data or of the connection, but not of SHUT_RD.
         let message = match (both, write && !had_shut_write) {

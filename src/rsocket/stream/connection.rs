@@ -256,10 +256,10 @@ impl Unconnected {
             window: peer.credits,
         };
         let flow = Sender::new(limits, peer.data_buf)?;
-        let control_data = self.receive.control_data();
+        let (inline_write, control_data) = (self.qp.send_queue().inline_write()?, self.receive.control_data());
         try_box(Connection {
             qp: self.qp,
-            send: SendSide::new(self.send_cq, flow, self.buffer, self.inline_limit, control_data, peer),
+            send: SendSide::new(self.send_cq, flow, self.buffer, self.inline_limit, inline_write, control_data, peer),
             receive: self.receive,
             waker: None,
             channel: self.channel,
@@ -351,6 +351,7 @@ impl Connection {
     /// the removal of the device.
     pub fn fail(&mut self, error: Errno) {
         self.failed.get_or_insert(if error == Errno::EIO { Errno::ENETDOWN } else { error });
+        self.end_sending();
     }
 
     /// Returns whether data can be sent.

@@ -191,18 +191,23 @@ impl Stream {
             return false;
         }
         let Ok(mut state) = self.state.try_lock() else { return false };
-        if !state.can_write() || state.has_pending_mappings() {
+        let (thread, is_unusual) = (state.holder(), state.has_pending_mappings());
+        let Some(connection) = state.connection.as_deref_mut() else { return false };
+        if is_unusual || !connection.takes_inline(len) {
             return false;
         }
-        let thread = state.holder();
-        let Some(connection) = state.connection.as_deref_mut().filter(|connection| connection.takes_inline(len)) else {
-            return false;
-        };
         connection.set_sender_thread(thread);
         // SAFETY: `data` is readable for `len` bytes: guaranteed by the caller; an inline length
         // fits an isize.
         let data = unsafe { slice::from_raw_parts(data.as_ptr(), len) };
-        if connection.is_in_burst() { self.send_in_burst(&mut state, data) } else { connection.send_inline(data) }
+        if connection.is_in_burst() {
+            return self.send_in_burst(&mut state, data);
+        }
+        if !connection.send_inline(data) {
+            return false;
+        }
+        drop(state);
+        true
     }
 
     /// [`send_at_once`](Self::send_at_once) for data that may have to be held.

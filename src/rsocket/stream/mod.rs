@@ -319,7 +319,7 @@ impl State {
     /// Ends the connection, with an error or in order.
     fn disconnect(&mut self, error: Option<Errno>) {
         if let Phase::Connected = self.phase {
-            self.phase = Phase::Disconnected;
+            self.end(Phase::Disconnected);
             // When both sides have shut down writing, the side that hears of it first may close at
             // once: that is no error. Nor is it one when a peer that has sent its last message
             // disconnects: as with TCP, reading then returns 0.
@@ -333,6 +333,12 @@ impl State {
         if let Some(connection) = &self.connection {
             connection.list_as_closing();
         }
+    }
+
+    /// No data is sent from now on. Returns the phase before.
+    fn end(&mut self, phase: Phase) -> Phase {
+        self.connection.iter_mut().for_each(|connection| connection.end_sending());
+        mem::replace(&mut self.phase, phase)
     }
 
     /// Lets the thread of `role` serve the stream. Returns false if it does already.

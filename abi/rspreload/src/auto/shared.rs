@@ -24,7 +24,7 @@ const PLACES: usize = 16;
 /// The bits of the stand-in's state.
 const STATE: u32 = 3;
 /// There is no stand-in yet, or none any more.
-const NO_TOKEN: u32 = 0;
+const NO_STAND_IN: u32 = 0;
 /// The stand-in is on its way to accept(2).
 const SENT: u32 = 1;
 /// The stand-in has been accepted, or belongs to a socket that was connected.
@@ -223,7 +223,7 @@ impl Slot {
 
     /// Gives up a stand-in that waits for accept(2), unless it is being accepted now.
     pub fn withdraw(&self) -> bool {
-        self.leave_sent(self.generation(), NO_TOKEN)
+        self.leave_sent(self.generation(), NO_STAND_IN)
     }
 
     /// The connection has ended.
@@ -444,7 +444,7 @@ mod tests_of_shared {
             for (place, index) in indexes(stand_in.port()).enumerate() {
                 let slot = slot(index).unwrap();
                 // It may have ended at any point.
-                slot.set_state([NO_TOKEN, SENT, TAKEN][place % 3]);
+                slot.set_state([NO_STAND_IN, SENT, TAKEN][place % 3]);
                 slot.owner.store(ended, SeqCst);
             }
             let barrier = std::sync::Barrier::new(THREADS);

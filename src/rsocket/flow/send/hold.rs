@@ -103,7 +103,7 @@ impl Sender {
         let total = self.burst.held + len;
         let fits = total <= MAX_HELD && total < self.target.length && len <= self.free() && len > 0;
         let has_credit = self.burst.held > 0 || self.has_credit();
-        if !fits || !has_credit || self.free_entries < self.limits.entries_per_message {
+        if !fits || !has_credit || self.free_entries() < self.limits.entries_per_message {
             return None;
         }
         let offset = self.next + self.burst.held;
@@ -221,9 +221,9 @@ mod tests {
                 looks += 1;
             }
             let (wr_id, _) = send(&mut sender);
-            sender.signal(false);
+            sender.signal(0);
             sender.completed(wr_id);
-            sender.credit_limit = sender.sent.wrapping_add(64);
+            sender.credits_left = 64;
             sender.target.length = 1 << 16;
         }
         assert!((TRIES..20).contains(&looks), "{looks} looks");

@@ -17,7 +17,7 @@ use crate::rsocket::cm_id::CmId;
 use crate::rsocket::flow::InlineRequest;
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::Message;
-use crate::verbs::rc::{self, CompletionQueue, Opcode, SendWr, Sge};
+use crate::verbs::rc::{self, CompletionQueue, InlineWrite, Opcode, SendWr, Sge};
 use crate::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Soft-iWARP copies the data of unsignaled writes that are smaller than this.
@@ -271,22 +271,25 @@ impl SendQueue {
         unsafe { rc::post_send(self.qp, &[write.as_one(self.iwarp)]) }
     }
 
+    /// Returns the work request for [`post_inline`](Self::post_inline).
+    pub fn inline_write(&self) -> Result<InlineWrite> {
+        // SAFETY: the QP is live.
+        unsafe { InlineWrite::new(self.qp) }
+    }
+
     /// Fast path of [`post`](Self::post) for `data` inline.
-    #[inline]
-    pub fn post_inline(
-        &self,
-        data: &[u8],
-        &InlineRequest { addr, rkey, wr_id, signaled }: &InlineRequest,
-    ) -> Result<()> {
-        let (message, sg_list) = (Message::Data(data.len() as u32), inline_sge(data));
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
+    pub fn post_inline(&self, write: &mut InlineWrite, data: &[u8], request: &InlineRequest) -> Result<()> {
+        let message = Message::Data(data.len() as u32);
+        let &InlineRequest { addr, rkey, wr_id, signaled } = request;
         if self.iwarp {
-            let message = Some(message);
+            let (message, sg_list) = (Some(message), inline_sge(data));
             let write = RdmaWrite { message, sg_list, source: None, inline: true, addr, rkey, wr_id, signaled };
             return self.post_as_two(write);
         }
-        let opcode = Opcode::WriteImm(message.word().to_be());
-        // SAFETY: the QP is live; the bytes go inline.
-        unsafe { rc::post_send(self.qp, &[SendWr { wr_id, opcode, addr, rkey, sg_list, inline: true, signaled }]) }
+        // SAFETY: the QP is live.
+        unsafe { write.post(data, message.word().to_be(), (addr, rkey), (wr_id, signaled)) }
     }
 
     /// Posts an RDMA read of no bytes. A failure ends the connection.

@@ -25,7 +25,7 @@ use crate::rsocket::pinned_budget::{self, Reservation};
 use crate::rsocket::stream::outbox::Outbox;
 use crate::rsocket::wire::{ConnData, Message, Region};
 use crate::verbs::ibv_pd;
-use crate::verbs::rc::{CompletionQueue, MemoryRegion, Sge};
+use crate::verbs::rc::{CompletionQueue, InlineWrite, MemoryRegion, Sge};
 
 /// Memory of the peer, from its connection data.
 #[derive(Clone, Copy, Debug)]
@@ -76,8 +76,11 @@ pub(super) struct SendSide {
     pub flushing: u32,
     pub flow: Sender,
     pub buffer: SendBuffer,
-    /// Messages up to this size go inline.
+    /// Messages up to this size go inline. 0 unless the stream is connected, may write, and has not
+    /// failed: the fast path looks at nothing else.
     inline_limit: u32,
+    max_inline: u32,
+    inline_write: InlineWrite,
     pub control_data: ControlData,
     pub peer: PeerMemory,
     /// Number of the thread that sent last.
@@ -101,7 +104,8 @@ impl SendSide {
         cq: CompletionQueue,
         flow: Sender,
         buffer: SendBuffer,
-        inline_limit: u32,
+        max_inline: u32,
+        inline_write: InlineWrite,
         control_data: ControlData,
         peer: &ConnData,
     ) -> SendSide {
@@ -113,7 +117,9 @@ impl SendSide {
             flushing: 0,
             flow,
             buffer,
-            inline_limit,
+            inline_limit: 0,
+            max_inline,
+            inline_write,
             control_data,
             peer: PeerMemory {
                 swap: peer.big_endian != cfg!(target_endian = "big"),
@@ -172,31 +178,45 @@ impl Connection {
         RdmaWrite { message, sg_list, source: None, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
     }
 
-    /// Returns whether `len` bytes go inline.
-    #[inline]
-    pub fn takes_inline(&self, len: usize) -> bool {
-        self.fits_inline(len) && self.failed.is_none()
+    /// The stream is connected: its messages may go inline.
+    pub fn begin_sending(&mut self) {
+        self.send.inline_limit = self.send.max_inline;
+    }
+
+    /// The stream sends no more data.
+    pub fn end_sending(&mut self) {
+        self.send.inline_limit = 0;
     }
 
     /// Returns whether a message of `len` bytes may refer to the program's memory: not if another
-    /// call posts it.
+    /// call posts it, nor after [`end_sending`](Self::end_sending).
     #[inline]
-    fn fits_inline(&self, len: usize) -> bool {
+    pub fn takes_inline(&self, len: usize) -> bool {
         len <= self.send.inline_limit as usize && !self.outbox.is_posting()
     }
 
     /// Sends `data`, which goes inline, in one message. Returns whether it was sent; the connection
     /// records a failure.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
     pub fn send_inline(&mut self, data: &[u8]) -> bool {
         let len = data.len() as u32;
         let Some(request) = self.send.flow.take_inline(len) else { return false };
         if let Some(counters) = self.counters() {
             counters.count_sent(len);
         }
-        let sent = self.qp.send_queue().post_inline(data, &request);
+        let sent = self.qp.send_queue().post_inline(&mut self.send.inline_write, data, &request);
+        if let Err(error) = sent {
+            self.post_has_failed(error);
+            return false;
+        }
         self.use_next_target();
-        sent.inspect_err(|&error| self.fail(error)).is_ok()
+        true
+    }
+
+    #[cold]
+    fn post_has_failed(&mut self, error: Errno) {
+        self.fail(error);
     }
 
     /// Returns whether `len` bytes exceed the rest of the peer's buffer.
@@ -341,7 +361,7 @@ impl Connection {
     /// Returns whether `data` goes inline. Makes space for it otherwise.
     #[inline]
     fn goes_inline<S: Source>(&mut self, data: S) -> bool {
-        let inline = self.fits_inline(data.size()) && data.in_one_piece().is_some();
+        let inline = self.takes_inline(data.size()) && data.in_one_piece().is_some();
         if !inline {
             self.make_space(data.size());
         }
