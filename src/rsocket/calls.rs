@@ -206,12 +206,17 @@ pub(super) unsafe fn after_fork() {
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
 pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> Option<Result<usize>> {
-    let _mark = Mark::set()?;
+    let mark = Mark::set()?;
     let pinned = TABLE.pin(fd)?;
     let Object::Socket(Socket::Stream(socket)) = &*pinned else { return None };
     // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller.
     match unsafe { socket.receive_at_once(start, len, flags) } {
-        Received::Data(len) => Some(Ok(len)),
+        Received::Data(len) => {
+            // Apart from the other ends of this call, which need the arguments again.
+            drop(pinned);
+            drop(mark);
+            Some(Ok(len))
+        }
         Received::Unusual => None,
         Received::WouldBlock => Some(Err(Errno::EAGAIN)),
         Received::Nothing => {

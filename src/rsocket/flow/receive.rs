@@ -244,6 +244,26 @@ impl Receiver {
         Ok(())
     }
 
+    /// Fast path of [`data`](Self::data), for the message of immediate data `imm`: takes it if it is
+    /// data before the end of a half of the only ring, which is not small, and no credit update is due
+    /// after it. Otherwise does nothing, and returns false.
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
+    pub fn take_plain(&mut self, imm: u32) -> bool {
+        let ring = &mut self.ring;
+        // Other messages are larger numbers than any half is long.
+        let is_within = imm < ring.left && self.next.is_none() && ring.half != ring.size;
+        let messages = self.messages.wrapping_add(1);
+        let is_due = messages.wrapping_sub(self.advertised_at) >= self.credits / 2;
+        if !is_within || is_due || self.messages == self.limit {
+            return false;
+        }
+        ring.received += u64::from(imm);
+        ring.left -= imm;
+        self.messages = messages;
+        true
+    }
+
     /// Handles a message without data that takes a credit.
     pub fn message(&mut self) -> Result<(), Violation> {
         count(&mut self.messages, self.limit)
@@ -348,6 +368,13 @@ impl Receiver {
     #[inline]
     pub fn wants_credit_update(&self) -> bool {
         self.has_buffer() || self.needs_larger_ring() || self.unadvertised_credits() >= self.credits / 2
+    }
+
+    /// As [`wants_credit_update`](Self::wants_credit_update), where nothing has changed since it was
+    /// false, or could not be answered for want of a control message, but messages that have arrived.
+    #[inline]
+    pub fn wants_update_after_message(&self) -> bool {
+        self.needs_larger_ring() || self.unadvertised_credits() >= self.credits / 2
     }
 
     /// Returns the number of credits that were not advertised to the peer.

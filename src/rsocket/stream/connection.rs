@@ -69,19 +69,33 @@ impl Batch {
     }
 }
 
-/// The combined effect of the processed completions.
+/// The combined effect of the processed completions: a set of the constants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(super) struct Outcome(u8);
+
+impl Outcome {
     /// Something completed.
-    pub any: bool,
+    pub const ANY: Outcome = Outcome(1 << 0);
     /// New data, the end of data, or new space to send: wakes edge-triggered watchers.
-    pub edge: bool,
+    pub const EDGE: Outcome = Outcome(1 << 1);
     /// The peer sends no more data.
-    pub eof: bool,
+    pub const EOF: Outcome = Outcome(1 << 2);
     /// The peer neither sends nor receives any more.
-    pub disconnect: bool,
-    /// Whether data could be sent before the first completion that may have changed this.
-    could_send: Option<bool>,
+    pub const DISCONNECT: Outcome = Outcome(1 << 3);
+    /// Before the first completion that may have changed this, data could be sent, or could not.
+    const COULD_SEND: Outcome = Outcome(1 << 4);
+    const COULD_NOT_SEND: Outcome = Outcome(1 << 5);
+
+    /// Returns whether the set contains any of `others`.
+    #[inline]
+    pub fn has(self, others: Outcome) -> bool {
+        self.0 & others.0 != 0
+    }
+
+    #[inline]
+    pub fn add(&mut self, others: Outcome) {
+        self.0 |= others.0;
+    }
 }
 
 /// Offsets in the memory that the peer writes to.

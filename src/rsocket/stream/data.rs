@@ -23,7 +23,7 @@ use libc::iovec;
 
 use super::blocking::Wait;
 use super::channel_leader::{self, EventSource};
-use super::connection::{Gather, MAX_COLLECTED, RdmaWrite, SendQueue, parts};
+use super::connection::{Connection, Gather, MAX_COLLECTED, RdmaWrite, SendQueue, parts};
 use super::outbox::{self, Outbox, Posts};
 use super::{Guard, Phase, Received, State, Stream, watching};
 use crate::errno::{Errno, Result};
@@ -72,8 +72,14 @@ impl Stream {
             mem::forget(guard);
             return Received::Nothing;
         }
+        let Some(connection) = state.to_read(len) else { return Received::Unusual };
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller, and not NULL.
-        unsafe { state.read_available(start, len) }.map_or(Received::Unusual, Received::Data)
+        if let Some(read) = unsafe { connection.read_piece(start, len) } {
+            drop(guard);
+            return Received::Data(read);
+        }
+        // SAFETY: `start` is writable for `len` bytes, as above.
+        unsafe { connection.read_some(start, len) }.map_or(Received::Unusual, Received::Data)
     }
 
     /// Waits for data after [`receive_at_once`](Self::receive_at_once) has found none.
@@ -99,9 +105,15 @@ impl Stream {
             state = self.lock();
         }
         result_of_sleep(result, 0)?;
-        // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
-        if let Some(done) = unsafe { state.read_available(start, len) } {
-            return Ok(done);
+        if let Some(connection) = state.to_read(len) {
+            // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
+            if let Some(done) = unsafe { connection.read_piece(start, len) } {
+                return Ok(done);
+            }
+            // SAFETY: `start` is writable for `len` bytes, as above.
+            if let Some(done) = unsafe { connection.read_some(start, len) } {
+                return Ok(done);
+            }
         }
         let buffer = iovec { iov_base: start.cast(), iov_len: len };
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
@@ -530,20 +542,14 @@ impl State {
         if peek { available.saturating_sub(done as u64) } else { available }
     }
 
-    /// Reads buffered data, at most `len` bytes. Returns `None` if there is none, if it is copied
-    /// without the lock, or if it is the forwarder's.
-    ///
-    /// # Safety
-    /// `start` is writable for `len` bytes.
+    /// Returns the connection, to read at most `len` bytes; `None` if they are copied without the
+    /// lock, or are the forwarder's.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
-    unsafe fn read_available(&mut self, start: *mut u8, len: usize) -> Option<usize> {
+    fn to_read(&mut self, len: usize) -> Option<&mut Connection> {
         let connection = self.connection.as_deref_mut()?;
-        if connection.is_being_read() || connection.reads_unlocked(len) || self.handed_over {
-            return None;
-        }
-        // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
-        unsafe { connection.read_piece(start, len).or_else(|| connection.read_some(start, len)) }
+        let is_special = connection.is_being_read() || connection.reads_unlocked(len) || self.handed_over;
+        (!is_special).then_some(connection)
     }
 
     /// Copies buffered data into the buffers, after their first `skip` bytes. Returns the number of

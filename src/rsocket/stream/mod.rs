@@ -220,6 +220,11 @@ impl Stream {
         if completed == 0 && !has_failed && !connection.needs_attention() {
             return false;
         }
+        if completed == 1 && matches!(state.phase, Phase::Connected) && connection.take_plain(&batch) {
+            self.edges.fetch_add(1, Ordering::Relaxed);
+            self.changed.notify();
+            return true;
+        }
         self.process_batch(state, &mut batch, completed)
     }
 
@@ -232,18 +237,20 @@ impl Stream {
             return false;
         }
         let mut outcome = connection.process(batch, completed);
-        if outcome.eof || outcome.disconnect || connection.failure().is_some() {
-            outcome.any |= self.handle_end(state, outcome);
+        if (outcome.has(Outcome::EOF) || outcome.has(Outcome::DISCONNECT) || connection.failure().is_some())
+            && self.handle_end(state, outcome)
+        {
+            outcome.add(Outcome::ANY);
         }
-        if outcome.edge {
+        if outcome.has(Outcome::EDGE) {
             self.edges.fetch_add(1, Ordering::Relaxed);
         }
-        if outcome.any {
+        if outcome.has(Outcome::ANY) {
             self.changed.notify();
         }
         watching::ensure_flush_scheduled(self, state);
         watching::ensure_armed(self, state);
-        outcome.any
+        outcome.has(Outcome::ANY)
     }
 
     /// Handles the end of the peer's data, its disconnect, or a failure of the connection. Returns
@@ -251,8 +258,8 @@ impl Stream {
     #[cold]
     #[inline(never)]
     fn handle_end(&self, state: &mut State, outcome: Outcome) -> bool {
-        state.eof |= outcome.eof;
-        if outcome.disconnect || (outcome.eof && state.shut_write) {
+        state.eof |= outcome.has(Outcome::EOF);
+        if outcome.has(Outcome::DISCONNECT) || (outcome.has(Outcome::EOF) && state.shut_write) {
             state.disconnect(None);
         }
         let Some(connection) = &mut state.connection else { return false };

@@ -27,14 +27,32 @@ impl Connection {
         }
     }
 
+    /// Fast path of [`process`](Self::process), for the only completion of the batch: takes a message
+    /// of data after which there is nothing else to do. Otherwise does nothing, and returns false.
+    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
+    #[inline(always)]
+    pub fn take_plain(&mut self, batch: &Batch) -> bool {
+        // SAFETY: the provider has initialised the entry (`CompletionQueue::poll`).
+        let wc = unsafe { batch.0[0].assume_init_ref() };
+        let is_usual = wc.is_valid() && !self.qp.is_iwarp() && !self.receive_ended && self.failed.is_none();
+        let Some(imm) = wc.imm_data().filter(|_| is_usual).map(u32::from_be) else { return false };
+        if self.needs_send_completions() || self.receive.is_repost_next() || !self.receive.flow.take_plain(imm) {
+            return false;
+        }
+        self.receive.used();
+        if let Some(counters) = self.counters() {
+            counters.count_received(imm);
+        }
+        true
+    }
+
     /// Processes the first `completed` completions of the batch, then all further ones of the
     /// receive CQ, and those of the send CQ if a waiter needs them.
     pub fn process(&mut self, batch: &mut Batch, mut completed: usize) -> Outcome {
-        let mut outcome = Outcome {
-            any: completed > 0 || mem::take(&mut self.send.pending_notify),
-            edge: mem::take(&mut self.send.pending_edge),
-            ..Outcome::default()
-        };
+        let mut outcome = mem::take(&mut self.send.pending);
+        if completed > 0 {
+            outcome.add(Outcome::ANY);
+        }
         loop {
             // After the failure of a send there may be messages that have arrived before.
             if self.receive_ended || !self.process_receives(&batch.0[..completed], &mut outcome) || completed < BATCH {
@@ -42,18 +60,33 @@ impl Connection {
             }
             completed = self.poll_recv_cq(batch);
         }
+        self.repost();
         if self.needs_send_completions() {
             self.process_send_cq(&mut outcome);
             self.send_held_after_others();
+            self.send_credit_updates();
+        } else if self.receive.flow.wants_update_after_message() {
+            self.send_credit_updates_now();
         }
-        self.repost();
         self.use_next_target();
-        self.send_credit_updates();
-        if outcome.could_send.is_some() {
+        if outcome.has(Outcome::COULD_SEND) || outcome.has(Outcome::COULD_NOT_SEND) {
             self.publish();
-            outcome.edge |= outcome.has_made_space(|| self.can_send());
+            self.note_space(&mut outcome);
         }
         outcome
+    }
+
+    /// Notes whether data can be sent, before the first change of that.
+    fn note_could_send(&self, outcome: &mut Outcome) {
+        if !outcome.has(Outcome::COULD_SEND) && !outcome.has(Outcome::COULD_NOT_SEND) {
+            outcome.add(if self.can_send() { Outcome::COULD_SEND } else { Outcome::COULD_NOT_SEND });
+        }
+    }
+
+    fn note_space(&self, outcome: &mut Outcome) {
+        if outcome.has_made_space(|| self.can_send()) {
+            outcome.add(Outcome::EDGE);
+        }
     }
 
     /// Posts the receives that have completed, if there are enough of them.
@@ -80,30 +113,43 @@ impl Connection {
                 return false;
             }
             let content = || self.receive.imm((wc.wr_id() & !RECV_WR_ID_FLAG) as u32);
-            let imm = message_of(wc.imm_data(), iwarp, wc.len(), content);
+            let Some(imm) = message_of(wc.imm_data(), iwarp, wc.len(), content) else {
+                return self.violated(outcome);
+            };
             let was_last = self.receive.used();
+            let result = match Message::parse(imm) {
+                Ok(Message::Data(len)) => self.data_received(len, outcome),
+                _ => self.process_message(imm, outcome),
+            };
+            if result.is_err() {
+                return self.violated(outcome);
+            }
             // On iWARP a message without a receive ends the connection, and soft-iWARP does not
             // complete receives that are posted after that: this CQ would raise no event.
-            if imm.is_none_or(|imm| self.process_message(imm, outcome).is_err()) || was_last && iwarp {
-                self.violated(outcome);
-                return false;
+            if iwarp && was_last {
+                return self.violated(outcome);
             }
         }
         true
     }
 
     #[inline]
+    fn data_received(&mut self, len: u32, outcome: &mut Outcome) -> std::result::Result<(), Violation> {
+        self.receive.flow.data(len)?;
+        if let Some(counters) = self.counters() {
+            counters.count_received(len);
+        }
+        outcome.add(Outcome::EDGE);
+        Ok(())
+    }
+
+    /// Processes a message without stream data.
+    #[inline(never)]
     fn process_message(&mut self, imm: u32, outcome: &mut Outcome) -> std::result::Result<(), Violation> {
         match Message::parse(imm).map_err(|_| Violation::BadMessage)? {
-            Message::Data(len) => {
-                self.receive.flow.data(len)?;
-                if let Some(counters) = self.counters() {
-                    counters.count_received(len);
-                }
-                outcome.edge = true;
-            }
+            Message::Data(len) => self.data_received(len, outcome)?,
             Message::CreditUpdate(limit) => {
-                outcome.could_send.get_or_insert(self.can_send());
+                self.note_could_send(outcome);
                 self.send.flow.credit_update_received(limit)?;
                 self.send.targets = self.receive.written_targets(self.send.target_entry);
             }
@@ -114,23 +160,26 @@ impl Connection {
                 }
             }
             Message::Control(Control::Disconnect) => {
-                (outcome.disconnect, outcome.edge) = (true, true);
+                outcome.add(Outcome::DISCONNECT);
+                outcome.add(Outcome::EDGE);
             }
             Message::Control(Control::Shutdown) => {
-                (outcome.eof, outcome.edge) = (true, true);
+                outcome.add(Outcome::EOF);
+                outcome.add(Outcome::EDGE);
             }
             Message::Control(Control::Keepalive) => {}
         }
         Ok(())
     }
 
-    /// The peer has violated the protocol: the connection fails.
+    /// The peer has violated the protocol: the connection fails. Returns false.
     #[cold]
-    fn violated(&mut self, outcome: &mut Outcome) {
+    fn violated(&mut self, outcome: &mut Outcome) -> bool {
         self.log_first(Errno::ECONNABORTED, Cause::BadMessage);
         self.fail(Errno::ECONNABORTED);
         self.receive_ended = true;
-        outcome.edge = true;
+        outcome.add(Outcome::EDGE);
+        false
     }
 
     /// Logs the first failure of the connection.
@@ -156,7 +205,7 @@ impl Connection {
                 self.log_first(errno_of(status), Cause::Completion(status));
             }
             self.fail(errno_of(status));
-            outcome.edge = true;
+            outcome.add(Outcome::EDGE);
         }
     }
 
@@ -182,8 +231,8 @@ impl Connection {
                 Ok(completed) => completed,
                 Err(error) => return self.fail(error),
             };
-            outcome.any = true;
-            outcome.could_send.get_or_insert(self.can_send());
+            outcome.add(Outcome::ANY);
+            self.note_could_send(outcome);
             for wc in completed {
                 self.send_completed(wc, outcome);
             }
@@ -208,8 +257,8 @@ impl Connection {
     pub(super) fn reap_send_cq(&mut self) {
         let mut outcome = Outcome::default();
         self.process_send_cq(&mut outcome);
-        self.send.pending_notify |= outcome.any;
-        self.send.pending_edge |= outcome.edge || outcome.has_made_space(|| self.can_send());
+        self.note_space(&mut outcome);
+        self.send.pending.add(outcome.to_notify());
     }
 
     /// Switches to the peer's next buffer when the current one is full.
@@ -238,9 +287,13 @@ impl Connection {
 
 impl Outcome {
     /// Returns whether the completions have made space to send, which there was not before.
-    #[inline]
-    fn has_made_space(&self, can_send: impl FnOnce() -> bool) -> bool {
-        self.could_send == Some(false) && can_send()
+    fn has_made_space(self, can_send: impl FnOnce() -> bool) -> bool {
+        self.has(Outcome::COULD_NOT_SEND) && can_send()
+    }
+
+    /// Returns what waiters are notified of.
+    fn to_notify(self) -> Outcome {
+        Outcome(self.0 & (Outcome::ANY.0 | Outcome::EDGE.0))
     }
 }
 
@@ -422,8 +475,8 @@ mod tests {
 
     #[test]
     fn only_new_space_is_an_edge() {
-        let after = |could_send, can_send| Outcome { could_send, ..Outcome::default() }.has_made_space(|| can_send);
-        assert!(after(Some(false), true) && !after(Some(false), false));
-        assert!(!after(Some(true), true) && !after(None, true), "there was space before");
+        let after = |outcome: Outcome, can_send| outcome.has_made_space(|| can_send);
+        assert!(after(Outcome::COULD_NOT_SEND, true) && !after(Outcome::COULD_NOT_SEND, false));
+        assert!(!after(Outcome::COULD_SEND, true) && !after(Outcome::default(), true), "there was space before");
     }
 }

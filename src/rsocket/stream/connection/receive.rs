@@ -155,6 +155,12 @@ impl ReceiveSide {
         self.idle >= REPOST
     }
 
+    /// Returns whether the next receive that completes makes a repost due.
+    #[inline]
+    pub fn is_repost_next(&self) -> bool {
+        self.idle + 1 >= REPOST
+    }
+
     /// A receive has completed. Returns whether it was the last one posted, which a peer that
     /// respects its credits never uses.
     #[inline]

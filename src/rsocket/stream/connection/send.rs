@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use super::gather::{Gather, MAX_COLLECTED, Source};
 use super::post::{QueuePair, RdmaWrite, SendQueue, inline_sge};
 use super::receive::{self, Grown};
-use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection, LARGE};
+use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection, LARGE, Outcome};
 use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::rsocket::flow::{Chunk, Sender};
@@ -68,10 +68,8 @@ pub(super) struct SendSide {
     pub cq: CompletionQueue,
     /// The CQ is armed, and its event has not been read.
     pub cq_armed: bool,
-    /// Completions were processed without notifying the waiters.
-    pub pending_notify: bool,
-    /// These completions also count for edge-triggered watchers.
-    pub pending_edge: bool,
+    /// What the waiters were not notified of yet.
+    pub pending: Outcome,
     /// Number of calls that wait until all sent data has arrived.
     pub flushing: u32,
     pub flow: Sender,
@@ -112,8 +110,7 @@ impl SendSide {
         SendSide {
             cq,
             cq_armed: false,
-            pending_notify: false,
-            pending_edge: false,
+            pending: Outcome::default(),
             flushing: 0,
             flow,
             buffer,
@@ -144,7 +141,7 @@ impl SendSide {
     #[inline]
     pub fn needs_completions(&self) -> bool {
         // Without branches: mostly none of them is the case.
-        (self.flushing > 0) | self.pending_notify | self.flow.is_short() | (self.flow.held() > 0)
+        (self.flushing > 0) | (self.pending != Outcome::default()) | self.flow.is_short() | (self.flow.held() > 0)
     }
 
     /// Returns the offset where a message that begins at `done` must end, at most `len`. `begun`:
