@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_short};
 use std::ptr;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,28 +34,54 @@ static SPINNING: Spinning = Spinning::new();
 /// Like poll(2). `timeout` is in milliseconds; a negative one never ends. An rsocket that is closed
 /// during the call has POLLNVAL.
 pub fn poll<L: Lookup>(lookup: &L, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
+    if timeout != 0
+        && let [fd] = fds
+    {
+        return poll_one(lookup, fd, || Deadline::after_ms(timeout));
+    }
     match ready_now(lookup, fds)? {
         Some(ready) if ready > 0 || timeout == 0 => Ok(count(ready)),
         _ => wait(lookup, fds, Deadline::after_ms(timeout)),
     }
 }
 
+/// The common case: a single descriptor.
+fn poll_one(lookup: &dyn Lookup, fd: &mut pollfd, deadline: impl FnOnce() -> Deadline) -> Result<c_int> {
+    fd.revents = 0;
+    let rsocket = if fd.fd < 0 { None } else { lookup.find(fd.fd) };
+    let wanted = wanted(fd.events);
+    let mut report = |bits| {
+        fd.revents = reported(bits, fd.events);
+        c_int::from(fd.revents != 0)
+    };
+    if let Some(rsocket) = &rsocket {
+        let ready = report(rsocket.ready(wanted));
+        if ready > 0 {
+            return Ok(ready);
+        }
+    }
+    let deadline = deadline();
+    cancel::test();
+    if let Some(rsocket) = rsocket
+        && let Some(result) = rsocket.wait_alone(wanted, deadline)
+    {
+        return result.map(report);
+    }
+    in_call(|| wait_for_all(lookup, slice::from_mut(fd), deadline))
+}
+
 /// Like [`poll`], with a deadline.
 pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
-    match ready_now(lookup, fds)? {
-        Some(ready) if ready > 0 || deadline.passed() => Ok(count(ready)),
-        _ => wait(lookup, fds, deadline),
+    match (ready_now(lookup, fds)?, fds) {
+        (Some(ready), _) if ready > 0 || deadline.passed() => Ok(count(ready)),
+        (_, [fd]) => poll_one(lookup, fd, || deadline),
+        (_, fds) => wait(lookup, fds, deadline),
     }
 }
 
 /// Slow path: no rsocket was ready, or there are other descriptors, or none.
 fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
     cancel::test();
-    if let [fd] = fds
-        && let Some(ready) = wait_alone(lookup, fd, deadline)
-    {
-        return ready.map(count);
-    }
     in_call(|| wait_for_all(lookup, fds, deadline))
 }
 
@@ -94,16 +121,6 @@ fn ready_now<L: Lookup + ?Sized>(lookup: &L, fds: &mut [pollfd]) -> Result<Optio
         }
     }
     Ok(any.then_some(ready))
-}
-
-/// The common case: waits for a single rsocket that was not ready just now, if it supports
-/// wait_alone().
-fn wait_alone(lookup: &dyn Lookup, fd: &mut pollfd, deadline: Deadline) -> Option<Result<usize>> {
-    let rsocket = if fd.fd < 0 || deadline.passed() { None } else { lookup.find(fd.fd) }?;
-    Some(rsocket.wait_alone(wanted(fd.events), deadline)?.map(|bits| {
-        fd.revents = reported(bits, fd.events);
-        usize::from(fd.revents != 0)
-    }))
 }
 
 /// Waits for one rsocket, for calls that block. Returns the ready bits, 0 at the deadline, POLLNVAL

@@ -13,7 +13,7 @@ mod simulation;
 pub use receive::Advertisement;
 pub use receive::Resize;
 pub use receive::{CreditUpdate, Received, Receiver};
-pub use send::{Chunk, InlineRequest, SendLimits, Sender};
+pub use send::{Chunk, InlineRequest, Reasons, SendLimits, Sender};
 
 /// A protocol violation by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -103,9 +103,24 @@ pub struct Sender {
     signal_due: u64,
     /// Bytes of the unsignaled requests.
     unsignaled_bytes: u32,
-    /// Sending has to wait for send completions: see [`is_short`](Self::is_short).
-    is_short: bool,
+    /// Why the completions of sends are needed.
+    reasons: Reasons,
     burst: Burst,
+}
+
+/// Reasons to look at the completions of sends: a set of the constants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reasons(u8);
+
+impl Reasons {
+    /// Sending has to wait: there is no space for data, or for a control message.
+    pub const SHORT: Reasons = Reasons(1 << 0);
+    /// Data is held until the messages before it have arrived.
+    pub const HELD: Reasons = Reasons(1 << 1);
+    /// A call waits until all data has arrived.
+    pub const FLUSH: Reasons = Reasons(1 << 2);
+    /// Waiters were not notified of completions yet.
+    pub const NOTIFY: Reasons = Reasons(1 << 3);
 }
 
 impl SendLimits {
@@ -140,7 +155,7 @@ impl Sender {
             completed_wr_id: 0,
             signal_due: 0,
             unsignaled_bytes: 0,
-            is_short: false,
+            reasons: Reasons(0),
             burst: Burst::new(),
         };
         sender.note_space();
@@ -183,17 +198,28 @@ impl Sender {
         self.limits.max_outstanding()
     }
 
-    /// Returns whether sending has to wait for send completions: there is no space for data, or for
-    /// a control message.
+    /// Returns whether the completions of sends are needed.
     #[inline]
-    pub fn is_short(&self) -> bool {
-        self.is_short
+    pub fn needs_completions(&self) -> bool {
+        self.reasons != Reasons(0)
     }
 
-    /// Notes whether there is space, after each change of what it depends on.
+    /// Adds a reason to need completions, or removes it.
+    pub fn set_reason(&mut self, reason: Reasons, is_one: bool) {
+        self.reasons = Reasons(self.reasons.0 & !reason.0 | if is_one { reason.0 } else { 0 });
+    }
+
+    #[inline]
+    fn is_short(&self) -> bool {
+        self.reasons.0 & Reasons::SHORT.0 != 0
+    }
+
+    /// Notes whether there is space, and whether data is held, after each change of what that depends
+    /// on.
     #[inline]
     fn note_space(&mut self) {
-        self.is_short = self.free_controls == 0 || !self.has_space();
+        self.set_reason(Reasons::SHORT, self.free_controls == 0 || !self.has_space());
+        self.set_reason(Reasons::HELD, self.held() > 0);
     }
 
     /// Returns the number of free bytes in the send buffer, according to the completions so far.
@@ -329,7 +355,7 @@ impl Sender {
         }
         self.unsignaled_bytes += bytes;
         self.note_space();
-        let signaled = self.is_signal_due() || self.unsignaled_bytes >= self.limits.buffer / 4 || self.is_short;
+        let signaled = self.is_signal_due() || self.unsignaled_bytes >= self.limits.buffer / 4 || self.is_short();
         if signaled {
             self.signal(0);
         }
@@ -354,7 +380,7 @@ impl Sender {
     pub fn take_inline(&mut self, len: u32) -> Option<InlineRequest> {
         debug_assert!(self.held() == 0);
         let is_too_long = len > self.target.length || len == 0;
-        if self.is_short || is_too_long || self.credits_left <= self.reserved_credits {
+        if self.is_short() || is_too_long || self.credits_left <= self.reserved_credits {
             return None;
         }
         let (addr, rkey) = (self.target.addr, self.target.rkey);

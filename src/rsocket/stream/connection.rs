@@ -28,7 +28,7 @@ use crate::cm::{Domain, Id};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_box;
 use crate::rsocket::cm_id::CmId;
-use crate::rsocket::flow::{Receiver, SendLimits, Sender};
+use crate::rsocket::flow::{Reasons, Receiver, SendLimits, Sender};
 use crate::rsocket::socket_table::{self, Counters};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
 use crate::verbs::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, Waker, ibv_wc};
@@ -387,11 +387,13 @@ impl Connection {
     pub fn begin_flush(&mut self) {
         self.send_held();
         self.send.flushing += 1;
+        self.send.flow.set_reason(Reasons::FLUSH, true);
     }
 
     /// A call that has called [`begin_flush`](Self::begin_flush) does not wait any more.
     pub fn end_flush(&mut self) {
         self.send.flushing = self.send.flushing.saturating_sub(1);
+        self.send.flow.set_reason(Reasons::FLUSH, self.is_flush_awaited());
     }
 
     /// Requests an event for the next message of the peer.
@@ -441,11 +443,11 @@ impl Connection {
 
     /// Counts an event that was read. Returns whether it belongs to the receive CQ.
     pub fn note_event(&mut self, event: &CqEvent) -> bool {
-        if self.send.cq.note_event(event) {
-            self.send.cq_armed = false;
-        }
         if self.receive.note_event(event) {
             return true;
+        }
+        if self.send.cq.note_event(event) {
+            self.send.cq_armed = false;
         }
         if let Some(waker) = &mut self.waker {
             waker.note_event(event);

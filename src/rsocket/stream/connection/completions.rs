@@ -8,7 +8,7 @@ use super::post::{RdmaWrite, inline_sge};
 use super::{BATCH, Batch, CONTROL_DATA, Connection, IMM_LEN, Outcome, SGL};
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
-use crate::rsocket::flow::{CreditUpdate, Violation};
+use crate::rsocket::flow::{CreditUpdate, Reasons, Violation};
 use crate::rsocket::wire::{self, Control, IOMAP_ENTRY, Mapping, Message, Region, SGL_ENTRY};
 use crate::verbs::ibv_wc_status;
 use crate::verbs::rc::{RECV_WR_ID_FLAG, Sge, ibv_wc};
@@ -50,6 +50,7 @@ impl Connection {
     /// receive CQ, and those of the send CQ if a waiter needs them.
     pub fn process(&mut self, batch: &mut Batch, mut completed: usize) -> Outcome {
         let mut outcome = mem::take(&mut self.send.pending);
+        self.send.flow.set_reason(Reasons::NOTIFY, false);
         if completed > 0 {
             outcome.add(Outcome::ANY);
         }
@@ -219,7 +220,7 @@ impl Connection {
     /// Returns whether a waiter needs the completions of the send CQ.
     #[inline]
     pub fn needs_send_completions(&self) -> bool {
-        self.send.needs_completions()
+        self.send.flow.needs_completions()
     }
 
     /// Polls the send CQ.
@@ -259,6 +260,7 @@ impl Connection {
         self.process_send_cq(&mut outcome);
         self.note_space(&mut outcome);
         self.send.pending.add(outcome.to_notify());
+        self.send.flow.set_reason(Reasons::NOTIFY, self.send.pending != Outcome::default());
     }
 
     /// Switches to the peer's next buffer when the current one is full.

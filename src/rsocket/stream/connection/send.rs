@@ -137,13 +137,6 @@ impl SendSide {
         Ok(())
     }
 
-    /// See [`Connection::needs_send_completions`].
-    #[inline]
-    pub fn needs_completions(&self) -> bool {
-        // Without branches: mostly none of them is the case.
-        (self.flushing > 0) | (self.pending != Outcome::default()) | self.flow.is_short() | (self.flow.held() > 0)
-    }
-
     /// Returns the offset where a message that begins at `done` must end, at most `len`. `begun`:
     /// the program's call has sent data before.
     fn limit(&self, done: usize, len: usize, begun: bool) -> usize {
