@@ -511,6 +511,49 @@ impl Pace {
 mod tests {
     use super::*;
 
+    /// The fast path changes what the usual one changes, and leaves the rest to it: what it takes ends
+    /// no half and makes no update due.
+    #[test]
+    fn a_plain_message_is_taken_as_any_other() {
+        let (mut fast, mut usual) = (Receiver::new(256, 16), Receiver::new(256, 16));
+        let (mut taken, mut left) = (0, 0);
+        for message in 0..2_000_u32 {
+            let len = message * 7 % 23;
+            let is_plain = fast.take_plain(len);
+            (taken, left) = (taken + u32::from(is_plain), left + u32::from(!is_plain));
+            if !is_plain && fast.data(len).is_err() {
+                // The message does not fit into the half: a peer sends a part of it.
+                assert_eq!(usual.data(len), Err(Violation::TooMuchData));
+                let rest = fast.ring.left;
+                assert!(fast.data(rest).is_ok() && usual.data(rest).is_ok());
+            } else {
+                assert_eq!(usual.data(len), Ok(()));
+                assert!(!is_plain || !usual.wants_credit_update() || usual.has_buffer());
+            }
+            for receiver in [&mut fast, &mut usual] {
+                let _ = receiver.take(receiver.available());
+                while let Some(update) = receiver.next_credit_update() {
+                    receiver.credit_update_sent(&update);
+                }
+            }
+            assert_eq!(format!("{fast:?}"), format!("{usual:?}"));
+        }
+        assert!(taken > 1_000 && left > 100, "{taken} taken, {left} left");
+    }
+
+    #[test]
+    fn other_messages_are_not_plain() {
+        let mut receiver = Receiver::new(256, 16);
+        // A full half, the largest message and a control message.
+        for imm in [128, 1 << 29, u32::MAX] {
+            assert!(!receiver.take_plain(imm), "{imm:#x}");
+        }
+        let mut small = Receiver::small(256, 16);
+        assert!(!small.take_plain(1) && small.available() == 0);
+        receiver.messages = receiver.limit;
+        assert!(!receiver.take_plain(1) && receiver.available() == 0, "without credit");
+    }
+
     /// Returns the request after `halves` halves at intervals of `step` milliseconds.
     fn requests_after(pace: &mut Pace, halves: u32, now: &mut u64, step: u64) -> Resize {
         (0..halves).fold(Resize::Keep, |resize_request, _| {

@@ -203,11 +203,12 @@ impl Stream {
             return false;
         }
         let Ok(mut state) = self.state.try_lock() else { return false };
-        let (thread, is_unusual) = (state.holder(), state.has_pending_mappings());
+        let (thread, is_unusual, can_write) = (state.holder(), state.has_pending_mappings(), state.can_write());
         let Some(connection) = state.connection.as_deref_mut() else { return false };
         if is_unusual || !connection.takes_inline(len) {
             return false;
         }
+        debug_assert!(can_write, "nothing goes inline otherwise");
         connection.set_sender_thread(thread);
         // SAFETY: `data` is readable for `len` bytes: guaranteed by the caller; an inline length
         // fits an isize.
