@@ -72,7 +72,7 @@ impl Stream {
             mem::forget(guard);
             return Received::Nothing;
         }
-        let Some(connection) = state.to_read(len) else { return Received::Unusual };
+        let Some(connection) = state.readable(len) else { return Received::Unusual };
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller, and not NULL.
         if let Some(read) = unsafe { connection.read_piece(start, len) } {
             drop(guard);
@@ -105,7 +105,7 @@ impl Stream {
             state = self.lock();
         }
         result_of_sleep(result, 0)?;
-        if let Some(connection) = state.to_read(len) {
+        if let Some(connection) = state.readable(len) {
             // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
             if let Some(done) = unsafe { connection.read_piece(start, len) } {
                 return Ok(done);
@@ -543,11 +543,11 @@ impl State {
         if peek { available.saturating_sub(done as u64) } else { available }
     }
 
-    /// Returns the connection, to read at most `len` bytes; `None` if they are copied without the
+    /// Returns the connection, for a call that reads at most `len` bytes; `None` if they are copied without the
     /// lock, or are the forwarder's.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
-    fn to_read(&mut self, len: usize) -> Option<&mut Connection> {
+    fn readable(&mut self, len: usize) -> Option<&mut Connection> {
         let connection = self.connection.as_deref_mut()?;
         let is_special = connection.is_being_read() || connection.reads_unlocked(len) || self.handed_over;
         (!is_special).then_some(connection)
