@@ -212,5 +212,4 @@ impl Engine {
 const IWCM: u8 = RDMA_NL_IWCM;
 
 #[cfg(test)]
-#[path = "engine_tests.rs"]
 mod tests;

@@ -1,10 +1,7 @@
 //! The engine with a scripted kernel and scripted hosts. Here: requests of the kernel.
 
-#[path = "engine_tests/any_order.rs"]
 mod any_order;
-#[path = "engine_tests/listing.rs"]
 mod listing;
-#[path = "engine_tests/peers.rs"]
 mod peers;
 
 use std::cell::Cell;
