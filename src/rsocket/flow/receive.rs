@@ -374,7 +374,9 @@ impl Receiver {
     /// false, or could not be answered for want of a control message, but messages that have arrived.
     #[inline]
     pub fn wants_update_after_message(&self) -> bool {
-        self.needs_larger_ring() || self.unadvertised_credits() >= self.credits / 2
+        // The last message of a ring makes a part of the next one free to be advertised.
+        let has_buffer = self.next.is_some() && self.has_buffer();
+        has_buffer || self.needs_larger_ring() || self.unadvertised_credits() >= self.credits / 2
     }
 
     /// Returns the number of credits that were not advertised to the peer.

@@ -266,7 +266,9 @@ impl Stream {
     /// The connection is established, on either side.
     pub(super) fn on_connected(&self, state: &mut State) {
         if let (Some(connection), Some(id)) = (&mut state.connection, &state.id) {
-            connection.begin_sending();
+            if !state.shut_write {
+                connection.begin_sending();
+            }
             connection.list(self.fd, id.id());
             connection.set_nodelay(state.options.nodelay);
         }

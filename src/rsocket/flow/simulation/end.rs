@@ -369,7 +369,12 @@ impl End {
     pub fn receive(&mut self, message: Message) -> Result<(), Violation> {
         match message {
             Message::Data(len) => {
-                self.receiver.data(len)?;
+                let was_wanted = self.receiver.wants_credit_update();
+                if !self.receiver.take_plain(len) {
+                    self.receiver.data(len)?;
+                }
+                let is_wanted = self.receiver.wants_credit_update();
+                assert!(was_wanted || is_wanted == self.receiver.wants_update_after_message());
                 assert_eq!(shorten(&mut self.unannounced, len.into()), len, "more than a half or than advertised");
                 self.count();
             }

@@ -168,9 +168,9 @@ impl Connection {
         RdmaWrite { message, sg_list, source: None, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
     }
 
-    /// The stream is connected: its messages may go inline.
+    /// The stream is connected: its messages may go inline, unless it has failed meanwhile.
     pub fn begin_sending(&mut self) {
-        self.send.inline_limit = self.send.max_inline;
+        self.send.inline_limit = if self.failed.is_none() { self.send.max_inline } else { 0 };
     }
 
     /// The stream sends no more data.
