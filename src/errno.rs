@@ -55,10 +55,13 @@ impl Errno {
     /// Runs a call that leaves the thread's errno alone if it succeeds.
     #[inline]
     pub fn keeping<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
-        let before = base::errno::get();
+        let errno = base::errno::location();
+        // SAFETY: valid as long as the thread lives.
+        let before = unsafe { errno.read() };
         let result = call();
         if result.is_ok() {
-            base::errno::set(before);
+            // SAFETY: valid as long as the thread lives.
+            unsafe { errno.write(before) };
         }
         result
     }

@@ -1,5 +1,6 @@
 //! The data path of a connected QP: completion queues and channel, memory regions, work requests.
 
+use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, zeroed};
 use std::ops::Range;
@@ -120,7 +121,7 @@ fn vector_of(vectors: c_int, turn: u32) -> c_int {
 }
 
 impl CompletionQueue {
-    /// Creates a CQ of `entries` completions.
+    /// Creates a CQ of `entries` completions. Fails with `ENOSYS` if the provider lacks a function.
     ///
     /// # Safety
     /// Context and channel live for as long as the result.
@@ -131,7 +132,10 @@ impl CompletionQueue {
     ) -> Result<CompletionQueue> {
         // SAFETY: the context is open and the channel live: guaranteed by the caller.
         let cq = unsafe { verbs::create_cq(context, entries, ptr::null_mut(), channel.channel, channel.vector)? };
-        Ok(CompletionQueue { cq, unacknowledged: 0 })
+        let cq = CompletionQueue { cq, unacknowledged: 0 };
+        // SAFETY: the context is open: guaranteed by the caller.
+        let ops = unsafe { &(*context.as_ptr()).ops };
+        if ops.poll_cq.is_some() && ops.req_notify_cq.is_some() { Ok(cq) } else { Err(Errno::ENOSYS) }
     }
 
     /// Returns the CQ.
@@ -145,7 +149,8 @@ impl CompletionQueue {
         // SAFETY: the CQ is live, and its context open. `into` has space for the number of entries
         // passed.
         let count = unsafe {
-            let poll = (*(*self.cq.as_ptr()).context).ops.poll_cq.ok_or(Errno::ENOSYS)?;
+            // It is there, as `new` has found.
+            let poll = (*(*self.cq.as_ptr()).context).ops.poll_cq.unwrap_unchecked();
             poll(self.cq.as_ptr(), into.len() as c_int, into.as_mut_ptr().cast())
         };
         let count = usize::try_from(count).map_err(|_| Errno::EIO)?;
@@ -160,7 +165,8 @@ impl CompletionQueue {
     pub fn arm(&self) -> Result<()> {
         // SAFETY: a live CQ of an open context.
         let result = unsafe {
-            let arm = (*(*self.cq.as_ptr()).context).ops.req_notify_cq.ok_or(Errno::ENOSYS)?;
+            // It is there, as `new` has found.
+            let arm = (*(*self.cq.as_ptr()).context).ops.req_notify_cq.unwrap_unchecked();
             disabled(|| arm(self.cq.as_ptr(), 0))
         };
         if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
@@ -237,7 +243,7 @@ impl Waker {
         // SAFETY: the QP is live; the receive has no memory.
         unsafe {
             verbs::modify_qp(waker.qp, &mut attr, mask.0 as c_int)?;
-            post_recv(waker.qp, 0..1, |_| None)?;
+            post_empty_recv(waker.qp, 1)?;
             verbs::move_to_error(waker.qp)?;
         }
         Ok(waker)
@@ -513,12 +519,11 @@ impl InlineWrite {
 /// Maximum number of receives posted as one chain.
 const BATCH: usize = 64;
 
-/// Posts a receive for each of `slots`, in order: into the memory of `buffer_of(slot)`, or without
-/// memory.
+/// Posts a receive for each of `slots`, in order, into the memory of `buffer_of(slot)`.
 ///
 /// # Safety
 /// A live QP; the memory is registered with `lkey`, and nothing else uses it until the completion.
-pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: Range<u32>, buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
+pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: Range<u32>, buffer_of: impl Fn(u32) -> Sge) -> Result<()> {
     let mut requests = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; BATCH];
     let mut lists = [const { MaybeUninit::<ibv_sge>::uninit() }; BATCH];
     let mut start = slots.start;
@@ -527,24 +532,67 @@ pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: Range<u32>, buffer_of: impl 
         let (mut next, mut slot) = (ptr::null_mut(), end);
         for (request, list) in requests.iter_mut().zip(&mut lists).take((end - start) as usize) {
             slot -= 1;
-            let (mut sg_list, mut num_sge) = (ptr::null_mut(), 0);
-            if let Some(sge) = buffer_of(slot) {
-                sg_list = list.write(ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey });
-                num_sge = 1;
-            }
-            next = request.write(ibv_recv_wr { wr_id: RECV_WR_ID_FLAG | u64::from(slot), next, sg_list, num_sge });
+            let sge = buffer_of(slot);
+            let sg_list = list.write(ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey });
+            next = request.write(ibv_recv_wr { wr_id: RECV_WR_ID_FLAG | u64::from(slot), next, sg_list, num_sge: 1 });
         }
-        let mut bad = ptr::null_mut();
         // SAFETY: the QP is live and the memory as described: guaranteed by the caller. The chain
         // lives until the call returns.
-        let result = unsafe {
-            let post = (*(*qp.as_ptr()).context).ops.post_recv.ok_or(Errno::ENOSYS)?;
-            post(qp.as_ptr(), next, &raw mut bad)
-        };
-        if result != 0 {
-            return Err(Errno::new(result));
-        }
+        unsafe { post_recv_chain(qp, next)? };
         start = end;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// A live QP; a chain of valid work requests.
+unsafe fn post_recv_chain(qp: NonNull<ibv_qp>, first: *mut ibv_recv_wr) -> Result<()> {
+    let mut bad = ptr::null_mut();
+    // SAFETY: the QP and the chain are valid: guaranteed by the caller.
+    let result = unsafe {
+        let post = (*(*qp.as_ptr()).context).ops.post_recv.ok_or(Errno::ENOSYS)?;
+        post(qp.as_ptr(), first, &raw mut bad)
+    };
+    if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+}
+
+/// Length of [`EMPTY_RECEIVES`].
+const EMPTY: usize = 16;
+
+/// A chain of receives without memory, which are the same for every QP. Its end is a shorter chain.
+struct EmptyReceives(UnsafeCell<[ibv_recv_wr; EMPTY]>);
+
+// SAFETY: nobody writes to the chain: providers read work requests.
+unsafe impl Sync for EmptyReceives {}
+
+static EMPTY_RECEIVES: EmptyReceives = EmptyReceives(UnsafeCell::new(empty_receives()));
+
+const fn empty_receives() -> [ibv_recv_wr; EMPTY] {
+    let first = (&raw const EMPTY_RECEIVES).cast::<ibv_recv_wr>().cast_mut();
+    let sg_list = ptr::null_mut();
+    let mut chain =
+        [const { ibv_recv_wr { wr_id: RECV_WR_ID_FLAG, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 } };
+            EMPTY];
+    let mut index = 0;
+    while index + 1 < EMPTY {
+        chain[index] = ibv_recv_wr { wr_id: RECV_WR_ID_FLAG, next: first.wrapping_add(index + 1), sg_list, num_sge: 0 };
+        index += 1;
+    }
+    chain
+}
+
+/// Posts `count` receives without memory.
+///
+/// # Safety
+/// A live QP.
+pub unsafe fn post_empty_recv(qp: NonNull<ibv_qp>, count: u32) -> Result<()> {
+    let mut left = count as usize;
+    while left > 0 {
+        let length = left.min(EMPTY);
+        let first = EMPTY_RECEIVES.0.get().cast::<ibv_recv_wr>().wrapping_add(EMPTY - length);
+        // SAFETY: the QP is live: guaranteed by the caller. The chain is static, and has this length.
+        unsafe { post_recv_chain(qp, first)? };
+        left -= length;
     }
     Ok(())
 }

@@ -34,8 +34,9 @@ impl Connection {
     pub fn take_plain(&mut self, batch: &Batch) -> bool {
         // SAFETY: the provider has initialised the entry (`CompletionQueue::poll`).
         let wc = unsafe { batch.0[0].assume_init_ref() };
-        let is_usual = wc.is_valid() && !self.qp.is_iwarp() && !self.receive_ended && self.failed.is_none();
-        let Some(imm) = wc.imm_data().filter(|_| is_usual).map(u32::from_be) else { return false };
+        let is_usual = wc.is_valid() && !self.receive_ended && self.failed.is_none();
+        let Some(imm) = self.message_of(wc).filter(|_| is_usual) else { return false };
+        // Not the last receive, either, which matters on iWARP.
         if self.needs_send_completions() || self.receive.is_repost_next() || !self.receive.flow.take_plain(imm) {
             return false;
         }
@@ -113,10 +114,7 @@ impl Connection {
                 self.receive_failed(wc, outcome);
                 return false;
             }
-            let content = || self.receive.imm((wc.wr_id() & !RECV_WR_ID_FLAG) as u32);
-            let Some(imm) = message_of(wc.imm_data(), iwarp, wc.len(), content) else {
-                return self.violated(outcome);
-            };
+            let Some(imm) = self.message_of(wc) else { return self.violated(outcome) };
             let was_last = self.receive.used();
             let result = match Message::parse(imm) {
                 Ok(Message::Data(len)) => self.data_received(len, outcome),
@@ -132,6 +130,13 @@ impl Connection {
             }
         }
         true
+    }
+
+    /// Returns the immediate data of a received message.
+    #[inline]
+    fn message_of(&self, wc: &ibv_wc) -> Option<u32> {
+        let content = || self.receive.imm((wc.wr_id() & !RECV_WR_ID_FLAG) as u32);
+        message_of(wc.imm_data(), self.qp.is_iwarp(), wc.len(), content)
     }
 
     #[inline]

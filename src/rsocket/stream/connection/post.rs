@@ -236,9 +236,15 @@ impl QueuePair {
     /// # Safety
     /// The buffers that `buffer_of` returns lie in a memory region that outlives the receives, and
     /// only the device writes there.
-    pub unsafe fn post_recv(&self, slots: Range<u32>, buffer_of: impl Fn(u32) -> Option<Sge>) -> Result<()> {
+    pub unsafe fn post_recv(&self, slots: Range<u32>, buffer_of: impl Fn(u32) -> Sge) -> Result<()> {
         // SAFETY: the QP is live; the caller guarantees the lifetime of the buffers.
         unsafe { rc::post_recv(self.queue.qp, slots, buffer_of) }
+    }
+
+    /// Posts `count` receives without memory.
+    pub fn post_empty_recv(&self, count: u32) -> Result<()> {
+        // SAFETY: the QP is live until `self` is dropped.
+        unsafe { rc::post_empty_recv(self.queue.qp, count) }
     }
 
     /// Moves the QP to the error state: every work request completes with an error.

@@ -133,11 +133,12 @@ impl ReceiveSide {
     /// Posts the idle receives.
     #[inline(never)]
     pub fn post_receives(&mut self, qp: &QueuePair) -> Result<()> {
-        let (lkey, iwarp) = (self.memory.lkey(), qp.is_iwarp());
+        if !qp.is_iwarp() {
+            return qp.post_empty_recv(mem::take(&mut self.idle));
+        }
+        let lkey = self.memory.lkey();
         let start = self.memory.start().as_ptr() as usize + self.layout.imms;
-        let buffer_of = |slot: u32| {
-            iwarp.then(|| Sge { addr: (start + slot as usize * IMM_LEN) as u64, len: IMM_LEN as u32, lkey })
-        };
+        let buffer_of = |slot: u32| Sge { addr: (start + slot as usize * IMM_LEN) as u64, len: IMM_LEN as u32, lkey };
         while self.idle > 0 {
             let first = self.first_idle;
             let count = self.idle.min(self.receives - first);

@@ -81,7 +81,7 @@ pub(super) struct SendSide {
     inline_write: InlineWrite,
     pub control_data: ControlData,
     pub peer: PeerMemory,
-    /// Number of the thread that sent last.
+    /// Number of the thread that sent last, 0 if it has received since then.
     pub thread: u64,
     /// Another thread has received since then, maybe on another processor.
     pub is_shared: bool,
@@ -655,6 +655,7 @@ impl Connection {
             self.send_held_now();
         }
         self.send.flow.end_burst();
+        self.send.thread = 0;
         had_held
     }
 
