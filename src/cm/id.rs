@@ -70,8 +70,7 @@ pub(super) struct State {
     /// A listener whose connection requests may be shown without a device:
     /// [`resolve::open_request_device`](super::resolve::open_request_device) opens it.
     pub defers_devices: bool,
-    /// A connection request of such a listener: its device is not open, or not everything about it
-    /// could be asked.
+    /// A connection request of such a listener that has no open device, or was not fully queried.
     pub is_incomplete: bool,
     /// Options the peer offered (enhanced connection establishment).
     pub remote_ece: rdma_ucm_ece,

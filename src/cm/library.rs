@@ -100,7 +100,7 @@ fn probe_af_ib(channel: RawFd) -> Result<bool> {
     ucm::destroy_id(channel, id)?;
     match bound {
         Ok(()) => Ok(true),
-        // A passing condition, which says nothing about the kernel.
+        // A transient error says nothing about the kernel.
         Err(error) if error == Errno::ENOMEM || error.get() == libc::EINTR => Err(error),
         Err(_) => Ok(false),
     }

@@ -127,7 +127,7 @@ mod words {
         ".popsection",
     );
 
-    /// Not for another thread: a pointer is neither `Send` nor `Sync`.
+    /// Stays in its thread: a pointer is neither `Send` nor `Sync`.
     #[derive(Clone, Copy, Debug)]
     pub struct Words(*mut usize);
 

@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(table.remove(9, None).map(Arc::into_inner), Some(Some(2)));
     }
 
-    /// Of the two pins one is of a call to which the child returns.
+    /// One of the two pins is of a call that the child finishes.
     #[test]
     fn a_child_has_no_pins_of_its_parent() {
         let table = Table::new();

@@ -1,6 +1,6 @@
-//! What librdmacm and librspreload agree on beside the public interface: options of a private level
-//! of `rgetsockopt` and `rsetsockopt`. The reference's library rejects that level, and librspreload
-//! then goes without.
+//! What librdmacm and librspreload share besides the public interface: options of a private level
+//! of `rgetsockopt` and `rsetsockopt`. The reference's library rejects that level; librspreload
+//! works without them.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -135,8 +135,8 @@ pub fn report_or<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> std::resu
     marked(call, failed, || cancel::in_call(run))
 }
 
-/// As [`report`], for a call that is quick: it runs what may contain a cancellation point within
-/// [`cancel::in_call`] or [`cancel::in_waiting_call`] itself.
+/// As [`report`], for a quick call: `run` itself uses [`cancel::in_call`] or
+/// [`cancel::in_waiting_call`] around cancellation points.
 pub fn report_quick<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     marked(call, failed, || run().map_err(|error| (failed, error)))
 }

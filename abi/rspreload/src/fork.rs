@@ -144,9 +144,8 @@ fn is_busy(entry: Entry) -> bool {
 // Deciding what a pending socket becomes: one thread decides, and others that want to use the
 // socket wait.
 //
-// The decision works on a copy of the TCP descriptor, so the program may close its own meanwhile.
-// The table then has another entry than the deciding thread left there, and its result is
-// discarded.
+// The thread works on a copy of the TCP descriptor, so the program may close the original. The
+// table entry has then changed, and the thread discards the outcome.
 
 /// What a decision came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -207,7 +206,7 @@ fn begin(fd: c_int, entry: Entry, intent: Intent) -> Option<Result<Option<c_int>
     })
 }
 
-/// Decides, as the only thread that does, and leaves the final entry in the table.
+/// Decides, which one thread does only, and stores the final entry in the table.
 fn decide(fd: c_int, busy: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
     let tcp = open_fds::duplicate(fd);
     let outcome = match Role::of(busy) {

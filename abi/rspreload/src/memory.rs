@@ -23,10 +23,10 @@ pub unsafe trait Plain: Sized {
     }
 }
 
-/// Types for which any bytes are a value.
+/// Types of which all bytes are valid.
 ///
 /// # Safety
-/// Any bytes must be a value of the type.
+/// All bytes are valid for the type.
 pub unsafe trait AnyBytes: Plain {}
 
 /// For structures of integers, atomic ones too, and pointers, which are not read before they are

@@ -1,9 +1,9 @@
 //! The next definitions of the names that this library defines: what the program would call without
-//! it. And librdmacm's functions for rsockets (`rdma/rsocket.h`), which take the same arguments.
+//! this library. Also librdmacm's functions for rsockets (`rdma/rsocket.h`), which take the same
+//! arguments.
 //!
-//! Next definitions are resolved when the library is loaded, or by the first call if that comes
-//! earlier (from the constructor of another library). Resolving twice gives the same result, so
-//! there is no lock.
+//! Next definitions are resolved when the library is loaded, or by an earlier first call (from
+//! another library's constructor). Resolving twice gives the same result, so there is no lock.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr;

@@ -17,9 +17,8 @@ const SOL_RDMA: c_int = 0x10000;
 /// Makes an rsocket with the sizes that the environment asks for. Returns its descriptor, or -1
 /// with `errno`.
 pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // Keeps low descriptors free: some programs have arrays for the descriptors that they would get
-    // without this library. Close-on-exec: a program that this one executes has no use for the
-    // descriptors behind a placeholder.
+    // Keeps low descriptors free: some programs have arrays for low descriptors only.
+    // Close-on-exec: an executed program cannot use the descriptors behind a placeholder.
     let _ = set_library_option(-1, base::private::RESERVE_LOW_FDS);
     let rsocket = rsocket_abi::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol);
     if rsocket >= 0 {

@@ -64,7 +64,7 @@ pub fn family(fd: c_int) -> Option<c_int> {
     int(fd, SOL_SOCKET, libc::SO_DOMAIN)
 }
 
-/// Lets the kernel ask after so many seconds of silence whether the other end is still there.
+/// Makes the kernel probe a silent peer after this many seconds.
 pub fn keep_alive(fd: c_int, seconds: c_int) {
     let _ = kernel::set(fd, (IPPROTO_TCP, libc::TCP_KEEPIDLE), &seconds);
     let _ = kernel::set(fd, (SOL_SOCKET, libc::SO_KEEPALIVE), &1);

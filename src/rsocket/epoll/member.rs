@@ -212,8 +212,7 @@ impl Member {
             let now = snapshot.rsocket.descriptors()?;
             let (muted, unmuted) = self.register(main, now.as_slice())?;
             newly |= unmuted;
-            // Repeat after muting a descriptor: the notice that it is to be waited for again may
-            // have come before.
+            // After muting, repeat: a notice to unmute the descriptor may have come before.
             if !muted {
                 let registered = if newly { Registered::Newly } else { Registered::Already };
                 return Ok(if now.as_slice().is_empty() { Registered::None } else { registered });

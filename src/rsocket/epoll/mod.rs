@@ -243,8 +243,8 @@ impl Epoll {
         if self.owner.is_this_process() {
             return Ok(());
         }
-        // Without a lock, which a thread of the parent may have held. Of threads that take it over at
-        // the same time, one may have added a member by now.
+        // Takes no lock: a thread of the parent may have held it. Another thread may have taken the
+        // epoll over and added a member by now.
         if self.serial.load(Ordering::Acquire) != 0 {
             return if self.owner.is_this_process() { Ok(()) } else { Err(Errno::EBADF) };
         }

@@ -78,8 +78,8 @@ struct Outstanding {
 #[derive(Debug)]
 pub struct Sender {
     limits: SendLimits,
-    /// Send queue entries for data that no signaled work request has taken, and control messages that
-    /// can be posted.
+    /// Data entries of the send queue minus those of signaled work requests, and postable control
+    /// messages.
     unclaimed_entries: u32,
     free_controls: u32,
     /// Bytes of the send buffer in use, and the offset of the next ones.

@@ -375,8 +375,8 @@ impl Reactor {
         Ok(())
     }
 
-    /// Returns the event in the epoll of the latest registration of a descriptor. An earlier one may
-    /// be of a number that the program has closed.
+    /// Returns the epoll event of the latest registration of `fd`. Earlier registrations may be of
+    /// a closed descriptor that had the same number.
     pub fn find_fd(&self, fd: c_int) -> Option<Option<libc::epoll_event>> {
         let all = self.registrations.iter().filter(|(_, registration)| registration.fd == fd);
         all.max_by_key(|(key, _)| **key).map(|(&key, registration)| registration.event(key))

@@ -75,7 +75,7 @@ impl Stream {
             // The kernel would listen at the wildcard address of IPv4.
             state.bind(self.domain, &SockAddr::from_inet(&(Ipv6Addr::UNSPECIFIED, 0).into()))?;
         }
-        // The kernel drops requests beyond its own limit without an answer: it gets the largest.
+        // The kernel silently drops requests beyond its own limit: set the largest backlog.
         state.id()?.listen(MAX_BACKLOG as c_int)?;
         let entry = socket_table::Entry::new(socket_table::LISTENING, self.fd, state.id()?.id(), 0, backlog as u32);
         state.phase = Phase::Listening(Listening::new(backlog, entry));
@@ -106,7 +106,7 @@ impl Stream {
             }
             let (back, result) = self.sleep(state, &mut wait);
             state = back;
-            // A connection that became ready at the same time is returned, as by accept(2).
+            // Like accept(2), returns a connection that is ready instead of the error.
             if let Err(error) = result
                 && !matches!(&state.phase, Phase::Listening(listening) if listening.has_ready())
             {

@@ -313,8 +313,8 @@ impl State {
         reactor::try_set_timer(key, Some(time)).is_ok()
     }
 
-    /// Moves the event channel to another descriptor. Returns the program's number, which is free
-    /// once it is dropped.
+    /// Moves the event channel to another descriptor. Returns the old one; dropping it frees its
+    /// number.
     fn relocate(&mut self) -> Result<OwnFd> {
         let key = self.key.ok_or(Errno::EBADF)?;
         self.id.as_mut().ok_or(Errno::EBADF)?.relocate(key)

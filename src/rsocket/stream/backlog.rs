@@ -24,8 +24,8 @@ static UNACCEPTED: AtomicUsize = AtomicUsize::new(0);
 const DESCRIPTORS_PER_CONNECTION: usize = 4;
 /// Number of unaccepted connections that are always allowed.
 const MIN_LIMIT: usize = 4;
-/// Number of requests of one listener that may wait for an answer, or as many as its backlog if
-/// that is more. Each is an id of the kernel, without a descriptor.
+/// Minimum limit of unanswered requests per listener; a larger backlog raises the limit. A request
+/// uses a kernel id, but no descriptor.
 const MIN_WAITING_LIMIT: usize = 1024;
 /// Number of turns in which requests are read without answering one.
 const MAX_READING_TURNS: u32 = 8;

@@ -343,11 +343,11 @@ impl Stream {
         }
     }
 
-    /// The keepalive timer has expired. A failure of the last keepalive has completed by now.
-    /// Returns false if another thread keeps the reactor's lock.
+    /// Handles the keepalive timer. By now, the last keepalive has completed if it failed. Returns
+    /// false if another thread keeps the reactor's lock.
     pub(super) fn keep_alive(&self, state: &mut State) -> bool {
         self.process_completions(state);
-        // A thread that held the lock may have switched it off after the timer had expired.
+        // A thread that held the lock may have disabled keepalive after the timer expired.
         if state.options.keepalive
             && let (Phase::Connected, Some(connection)) = (&state.phase, &mut state.connection)
             && let Err(error) = connection.keep_alive()

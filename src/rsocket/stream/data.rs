@@ -274,8 +274,8 @@ impl Stream {
                 Err(done) => return Ok(done),
             }
             if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
-                // If the peer has advertised its next buffer, the message and the rest of the data
-                // are posted together.
+                // This may find the peer's next buffer: then both parts of the data are posted
+                // together.
                 self.process_completions(&mut state);
             }
             // SAFETY: the buffers are readable: guaranteed by the caller.
@@ -543,8 +543,8 @@ impl State {
         if peek { available.saturating_sub(done as u64) } else { available }
     }
 
-    /// Returns the connection, for a call that reads at most `len` bytes; `None` if they are copied without the
-    /// lock, or are the forwarder's.
+    /// Returns the connection for a read of at most `len` bytes; `None` if the data is copied
+    /// unlocked or belongs to the forwarder.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     fn readable(&mut self, len: usize) -> Option<&mut Connection> {

@@ -74,8 +74,8 @@ impl Stream {
         self.state.lock_within(LOCK_TIMEOUT).ok()
     }
 
-    /// Handles events. Returns false if another thread holds the lock, which may be in a command,
-    /// or if the stream is closed.
+    /// Handles events. Returns false if the stream is closed, or another thread (maybe in a
+    /// command) has the lock.
     pub(super) fn serve(self: &Arc<Self>) -> bool {
         let Some(state) = self.lock_to_serve() else { return false };
         // Nobody reads the events of a closed stream. Its channel may stay readable until it is

@@ -348,7 +348,7 @@ impl Attempt {
         self.entry().is_none()
     }
 
-    /// Ends the attempt, if nobody else does: by the rsocket, or by TCP for a reason.
+    /// Ends the attempt unless another thread does: with RDMA, or TCP and a reason.
     pub fn finish(&self, result: Result<(), Reason>) {
         // A handler that waited for this thread to go on would wait for ever.
         let signals = SignalsBlocked::new();
@@ -412,8 +412,8 @@ impl Attempt {
         self.state.store(FREE, SeqCst);
     }
 
-    /// Whether those who waited for the end of the last attempt have had time to notice it: the
-    /// next attempt makes the eventfd unreadable.
+    /// Whether waiters had time to see the end of the last attempt: the next one clears the
+    /// eventfd.
     fn has_rested(&self) -> bool {
         let freed = self.freed.load(SeqCst);
         freed == 0 || process::now() - freed > REST

@@ -302,7 +302,7 @@ fn forwarded_own(fd: c_int, index: usize) -> Entry {
     forwarded(fd, index, generation(index))
 }
 
-/// The generation of the connection of a descriptor that is forwarded.
+/// The generation of the connection that a forwarded fd belongs to.
 pub fn generation_of(entry: Entry) -> u32 {
     entry.flags & !FORWARDED_V6
 }

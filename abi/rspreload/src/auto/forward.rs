@@ -89,7 +89,7 @@ impl Forwards {
         }
     }
 
-    /// Calls `call` with each one that exists.
+    /// Calls `call` with each active forward.
     pub fn each(&mut self, mut call: impl FnMut(&mut Forward)) {
         for index in self.used.each() {
             self.forwards.get_mut(index).map(&mut call);

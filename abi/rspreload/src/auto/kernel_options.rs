@@ -160,8 +160,7 @@ pub fn remember(fd: c_int) {
     }
 }
 
-/// Whether a socket of the kernel's has an option that it was given in this process or its parents,
-/// or a filter.
+/// Whether a kernel socket has a filter, or an option set by this process or one of its ancestors.
 pub fn are_set(fd: c_int) -> bool {
     let is_marked = tcp::identity(fd).is_some_and(|identity| {
         let (word, bit) = place(identity);

@@ -207,8 +207,8 @@ impl Listener {
         self.rsockets().next().is_some() || self.is_full.load(SeqCst)
     }
 
-    /// Asked before a handshake is answered: may it take another connection by RDMA? If not its
-    /// rsockets are closed until it may, so that clients come by TCP.
+    /// Closes the rsockets if there is no room for RDMA connections, so that clients use TCP;
+    /// reopens them later. Called before each handshake answer.
     pub fn admit(&self) {
         let was_full = self.is_full.load(SeqCst);
         if connections::has_room(was_full) != was_full {

@@ -17,7 +17,7 @@ use super::log::Reason;
 use crate::sockets::{SockAddr, kernel};
 use crate::{config, errno, next_symbol, open_fds, process, rsocket, table, tcp};
 
-/// Whether `fd` is a TCP socket, which the configuration allows to be an rsocket.
+/// Whether `fd` is a TCP socket that the configuration lets become an rsocket.
 pub fn is_candidate(fd: c_int, family: c_int) -> bool {
     let protocol = tcp::int(fd, SOL_SOCKET, libc::SO_PROTOCOL);
     protocol == Some(IPPROTO_TCP) && config::intercepts(family, SOCK_STREAM, IPPROTO_TCP)
@@ -102,7 +102,7 @@ pub fn allows_rdma(fd: c_int, to: &SockAddr) -> Result<(), Reason> {
     Err(Reason::NoDevice)
 }
 
-/// The options that are set before an rsocket connects or listens.
+/// Copies options to set before an rsocket connects or listens.
 pub fn copy_early_options(fd: c_int, rsocket: c_int) {
     /// Which of the two sizes the program has set (linux/socket.h, since Linux 5.15).
     const SO_BUF_LOCK: c_int = 72;

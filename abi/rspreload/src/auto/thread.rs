@@ -347,7 +347,7 @@ struct WakeSockets {
     ends: [AtomicI32; 2],
     /// The inode of the second one.
     inode: AtomicU64,
-    /// The epoll instance, plus one.
+    /// Epoll descriptor plus one.
     stand_ins: AtomicI32,
     /// Held by the thread that makes them: the descriptors and the inode of two pairs must not be
     /// mixed.

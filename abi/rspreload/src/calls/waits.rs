@@ -293,7 +293,7 @@ impl Event {
 /// epoll_ctl(2), once there is anything in the table.
 pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Event) -> c_int {
     let mut kind = Fd::of(fd);
-    // In this order: a move that has not begun by now can't have changed the entry.
+    // Check after reading `kind`: a later move cannot have changed the entry.
     if transition::wait_for_move(fd) {
         kind = Fd::of(fd);
     }

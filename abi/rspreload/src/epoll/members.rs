@@ -30,8 +30,8 @@ struct Record {
     /// 1 if the socket is or was a member of more instances.
     more: AtomicU32,
     members: [Member; MAX_INSTANCES],
-    /// Odd if the descriptor is an instance of which a socket is or was a member. It changes when
-    /// the descriptor is another file.
+    /// Odd if the descriptor is an epoll instance that has or had a socket. Changes when the fd is
+    /// reused.
     instance: AtomicU32,
 }
 

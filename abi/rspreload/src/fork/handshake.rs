@@ -116,8 +116,8 @@ fn drop_word(tcp: c_int) -> Outcome {
 
 // The accepting end.
 
-/// How long the peer may take to answer the word, in milliseconds. One that waits for it answers at
-/// once. A silent one keeps the caller, and others from listening.
+/// How long the peer may take to answer the word, in milliseconds. A waiting peer answers at once;
+/// a silent one blocks the caller and other listeners.
 const ANSWER_TIMEOUT: c_int = 2_000;
 
 /// How long the rsocket may take to come after the peer has ended TCP, in milliseconds.

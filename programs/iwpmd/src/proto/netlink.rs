@@ -279,7 +279,7 @@ pub fn emit(header: Header, pid: u32, values: &[Value<'_>]) -> Vec<u8> {
         }
     }
     let kind = u16::from(header.client) << 10 | header.op;
-    // In answers, too: the kernel ignores other messages.
+    // NLM_F_REQUEST in answers, too: the kernel ignores messages without it.
     netlink::write_header(&mut bytes, kind, libc::NLM_F_REQUEST as u16, header.seq, pid);
     bytes
 }

@@ -145,7 +145,7 @@ pub enum Received {
     OtherSender,
     /// Messages larger than the buffer, with their size. They are lost.
     Truncated(usize),
-    /// The other end, which is not the kernel then, was closed.
+    /// The other end, a test's socket, was closed.
     Closed,
 }
 
