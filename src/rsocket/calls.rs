@@ -55,8 +55,8 @@ impl Lookup for Sockets {
         }
     }
 
-    /// Runs for most calls of rpoll.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
+    #[inline(always)]
     fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
         match &*TABLE.pin(fd)? {
             // A closed rsocket returns POLLNVAL.
