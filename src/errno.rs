@@ -55,15 +55,7 @@ impl Errno {
     /// Runs a call that leaves the thread's errno alone if it succeeds.
     #[inline]
     pub fn keeping<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
-        let errno = base::errno::location();
-        // SAFETY: valid as long as the thread lives.
-        let before = unsafe { errno.read() };
-        let result = call();
-        if result.is_ok() {
-            // SAFETY: valid as long as the thread lives.
-            unsafe { errno.write(before) };
-        }
-        result
+        base::errno::keeping_if(call, Result::is_ok)
     }
 
     /// Creates an errno from a value that a C interface has returned. Zero and negative values,

@@ -72,10 +72,14 @@ fn poll_one(lookup: &dyn Lookup, fd: &mut pollfd, deadline: impl FnOnce() -> Dea
 
 /// Like [`poll`], with a deadline.
 pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
-    match (ready_now(lookup, fds)?, fds) {
-        (Some(ready), _) if ready > 0 || deadline.passed() => Ok(count(ready)),
-        (_, [fd]) => poll_one(lookup, fd, || deadline),
-        (_, fds) => wait(lookup, fds, deadline),
+    if let [fd] = fds
+        && !deadline.passed()
+    {
+        return poll_one(lookup, fd, || deadline);
+    }
+    match ready_now(lookup, fds)? {
+        Some(ready) if ready > 0 || deadline.passed() => Ok(count(ready)),
+        _ => wait(lookup, fds, deadline),
     }
 }
 

@@ -130,12 +130,14 @@ impl CompletionQueue {
         entries: u32,
         channel: &CompletionChannel,
     ) -> Result<CompletionQueue> {
-        // SAFETY: the context is open and the channel live: guaranteed by the caller.
-        let cq = unsafe { verbs::create_cq(context, entries, ptr::null_mut(), channel.channel, channel.vector)? };
-        let cq = CompletionQueue { cq, unacknowledged: 0 };
         // SAFETY: the context is open: guaranteed by the caller.
         let ops = unsafe { &(*context.as_ptr()).ops };
-        if ops.poll_cq.is_some() && ops.req_notify_cq.is_some() { Ok(cq) } else { Err(Errno::ENOSYS) }
+        if ops.poll_cq.is_none() || ops.req_notify_cq.is_none() {
+            return Err(Errno::ENOSYS);
+        }
+        // SAFETY: the context is open and the channel live: guaranteed by the caller.
+        let cq = unsafe { verbs::create_cq(context, entries, ptr::null_mut(), channel.channel, channel.vector)? };
+        Ok(CompletionQueue { cq, unacknowledged: 0 })
     }
 
     /// Returns the CQ.
@@ -569,13 +571,12 @@ static EMPTY_RECEIVES: EmptyReceives = EmptyReceives(UnsafeCell::new(empty_recei
 
 const fn empty_receives() -> [ibv_recv_wr; EMPTY] {
     let first = (&raw const EMPTY_RECEIVES).cast::<ibv_recv_wr>().cast_mut();
-    let sg_list = ptr::null_mut();
     let mut chain =
         [const { ibv_recv_wr { wr_id: RECV_WR_ID_FLAG, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 } };
             EMPTY];
     let mut index = 0;
     while index + 1 < EMPTY {
-        chain[index] = ibv_recv_wr { wr_id: RECV_WR_ID_FLAG, next: first.wrapping_add(index + 1), sg_list, num_sge: 0 };
+        chain[index].next = first.wrapping_add(index + 1);
         index += 1;
     }
     chain

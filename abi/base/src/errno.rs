@@ -28,8 +28,19 @@ pub fn fail<T: From<i8>>(errno: c_int) -> T {
 
 /// Runs `call` and restores `errno`: for calls that the program did not make.
 pub fn keeping<T>(call: impl FnOnce() -> T) -> T {
-    let before = get();
+    keeping_if(call, |_| true)
+}
+
+/// Runs `call`, and restores `errno` if `restores` returns true for the result.
+#[inline]
+pub fn keeping_if<T>(call: impl FnOnce() -> T, restores: impl FnOnce(&T) -> bool) -> T {
+    let errno = location();
+    // SAFETY: valid as long as the thread lives.
+    let before = unsafe { errno.read() };
     let result = call();
-    set(before);
+    if restores(&result) {
+        // SAFETY: valid as long as the thread lives.
+        unsafe { errno.write(before) };
+    }
     result
 }

@@ -32,7 +32,7 @@ pub enum Kind {
     /// A listener of the kernel's at whose port rsockets listen (automatic mode). `handle` is its
     /// index in `auto::listeners`.
     Listener,
-    /// A socket of the kernel's whose data another process forwards (automatic mode). `rsocket` is
+    /// A socket of the kernel's whose data another process forwards (automatic mode). `handle` is
     /// its index in `auto::shared`.
     Forwarded,
 }

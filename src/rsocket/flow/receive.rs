@@ -252,7 +252,7 @@ impl Receiver {
     pub fn take_plain(&mut self, imm: u32) -> bool {
         let ring = &mut self.ring;
         // Other messages are larger numbers than any half is long.
-        let is_within = imm < ring.left && self.next.is_none() && ring.half != ring.size;
+        let is_within = imm < ring.left && self.next.is_none() && !ring.is_small();
         let messages = self.messages.wrapping_add(1);
         let is_due = messages.wrapping_sub(self.advertised_at) >= self.credits / 2;
         if !is_within || is_due || self.messages == self.limit {
@@ -367,7 +367,7 @@ impl Receiver {
     /// message.
     #[inline]
     pub fn wants_credit_update(&self) -> bool {
-        self.has_buffer() || self.needs_larger_ring() || self.unadvertised_credits() >= self.credits / 2
+        self.has_buffer() || self.wants_update_after_message()
     }
 
     /// As [`wants_credit_update`](Self::wants_credit_update), where nothing has changed since it was

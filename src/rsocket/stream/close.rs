@@ -388,7 +388,9 @@ impl State {
         let had_shut_write = self.shut_write;
         self.shut_read |= read;
         self.shut_write |= write;
-        self.connection.iter_mut().filter(|_| write).for_each(|connection| connection.end_sending());
+        if write && let Some(connection) = &mut self.connection {
+            connection.end_sending();
+        }
         let both = self.shut_write && (self.shut_read || self.eof);
         // The peer is notified of the end of data or of the connection, but not of SHUT_RD.
         let message = match (both, write && !had_shut_write) {

@@ -85,6 +85,10 @@ impl Outcome {
     /// Before the first completion that may have changed this, data could be sent, or could not.
     const COULD_SEND: Outcome = Outcome(1 << 4);
     const COULD_NOT_SEND: Outcome = Outcome(1 << 5);
+    /// Either of the two.
+    const SPACE_NOTED: Outcome = Outcome(Outcome::COULD_SEND.0 | Outcome::COULD_NOT_SEND.0);
+    /// The peer sends no more data, with or without the other end.
+    pub const END: Outcome = Outcome(Outcome::EOF.0 | Outcome::DISCONNECT.0);
 
     /// Returns whether the set contains any of `others`.
     #[inline]
@@ -363,6 +367,7 @@ impl Connection {
 
     /// Records a failure: nothing is sent or received any more. System calls fail with `EIO` after
     /// the removal of the device.
+    #[cold]
     pub fn fail(&mut self, error: Errno) {
         self.failed.get_or_insert(if error == Errno::EIO { Errno::ENETDOWN } else { error });
         self.end_sending();

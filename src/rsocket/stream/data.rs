@@ -105,15 +105,11 @@ impl Stream {
             state = self.lock();
         }
         result_of_sleep(result, 0)?;
-        if let Some(connection) = state.readable(len) {
+        if let Some(connection) = state.readable(len)
             // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
-            if let Some(done) = unsafe { connection.read_piece(start, len) } {
-                return Ok(done);
-            }
-            // SAFETY: `start` is writable for `len` bytes, as above.
-            if let Some(done) = unsafe { connection.read_some(start, len) } {
-                return Ok(done);
-            }
+            && let Some(done) = unsafe { connection.read_piece(start, len).or_else(|| connection.read_some(start, len)) }
+        {
+            return Ok(done);
         }
         let buffer = iovec { iov_base: start.cast(), iov_len: len };
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.

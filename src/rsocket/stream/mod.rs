@@ -237,9 +237,7 @@ impl Stream {
             return false;
         }
         let mut outcome = connection.process(batch, completed);
-        if (outcome.has(Outcome::EOF) || outcome.has(Outcome::DISCONNECT) || connection.failure().is_some())
-            && self.handle_end(state, outcome)
-        {
+        if (outcome.has(Outcome::END) || connection.failure().is_some()) && self.handle_end(state, outcome) {
             outcome.add(Outcome::ANY);
         }
         if outcome.has(Outcome::EDGE) {

@@ -35,7 +35,7 @@ impl Connection {
         // SAFETY: the provider has initialised the entry (`CompletionQueue::poll`).
         let wc = unsafe { batch.0[0].assume_init_ref() };
         let is_usual = wc.is_valid() && !self.receive_ended && self.failed.is_none();
-        let Some(imm) = self.message_of(wc).filter(|_| is_usual) else { return false };
+        let Some(imm) = self.imm_of(wc).filter(|_| is_usual) else { return false };
         // Not the last receive, either, which matters on iWARP.
         if self.needs_send_completions() || self.receive.is_repost_next() || !self.receive.flow.take_plain(imm) {
             return false;
@@ -71,7 +71,7 @@ impl Connection {
             self.send_credit_updates_now();
         }
         self.use_next_target();
-        if outcome.has(Outcome::COULD_SEND) || outcome.has(Outcome::COULD_NOT_SEND) {
+        if outcome.has(Outcome::SPACE_NOTED) {
             self.publish();
             self.note_space(&mut outcome);
         }
@@ -80,7 +80,7 @@ impl Connection {
 
     /// Notes whether data can be sent, before the first change of that.
     fn note_could_send(&self, outcome: &mut Outcome) {
-        if !outcome.has(Outcome::COULD_SEND) && !outcome.has(Outcome::COULD_NOT_SEND) {
+        if !outcome.has(Outcome::SPACE_NOTED) {
             outcome.add(if self.can_send() { Outcome::COULD_SEND } else { Outcome::COULD_NOT_SEND });
         }
     }
@@ -114,18 +114,11 @@ impl Connection {
                 self.receive_failed(wc, outcome);
                 return false;
             }
-            let Some(imm) = self.message_of(wc) else { return self.violated(outcome) };
+            let Some(imm) = self.imm_of(wc) else { return self.violated(outcome) };
             let was_last = self.receive.used();
-            let result = match Message::parse(imm) {
-                Ok(Message::Data(len)) => self.data_received(len, outcome),
-                _ => self.process_message(imm, outcome),
-            };
-            if result.is_err() {
-                return self.violated(outcome);
-            }
             // On iWARP a message without a receive ends the connection, and soft-iWARP does not
             // complete receives that are posted after that: this CQ would raise no event.
-            if iwarp && was_last {
+            if self.process_message(imm, outcome).is_err() || iwarp && was_last {
                 return self.violated(outcome);
             }
         }
@@ -134,26 +127,21 @@ impl Connection {
 
     /// Returns the immediate data of a received message.
     #[inline]
-    fn message_of(&self, wc: &ibv_wc) -> Option<u32> {
+    fn imm_of(&self, wc: &ibv_wc) -> Option<u32> {
         let content = || self.receive.imm((wc.wr_id() & !RECV_WR_ID_FLAG) as u32);
         message_of(wc.imm_data(), self.qp.is_iwarp(), wc.len(), content)
     }
 
     #[inline]
-    fn data_received(&mut self, len: u32, outcome: &mut Outcome) -> std::result::Result<(), Violation> {
-        self.receive.flow.data(len)?;
-        if let Some(counters) = self.counters() {
-            counters.count_received(len);
-        }
-        outcome.add(Outcome::EDGE);
-        Ok(())
-    }
-
-    /// Processes a message without stream data.
-    #[inline(never)]
     fn process_message(&mut self, imm: u32, outcome: &mut Outcome) -> std::result::Result<(), Violation> {
         match Message::parse(imm).map_err(|_| Violation::BadMessage)? {
-            Message::Data(len) => self.data_received(len, outcome)?,
+            Message::Data(len) => {
+                self.receive.flow.data(len)?;
+                if let Some(counters) = self.counters() {
+                    counters.count_received(len);
+                }
+                outcome.add(Outcome::EDGE);
+            }
             Message::CreditUpdate(limit) => {
                 self.note_could_send(outcome);
                 self.send.flow.credit_update_received(limit)?;

@@ -31,7 +31,8 @@ pub(super) struct ReceiveSide {
     /// Number of receives, posted or idle.
     receives: u32,
     /// The receives to post again: `idle` ones in a row, from `first_idle` on, after the last of
-    /// which the first one follows. They complete in the order in which they were posted.
+    /// which the first one follows. They complete in the order in which they were posted. Receives
+    /// without memory are all alike, and have no first one.
     idle: u32,
     first_idle: u32,
     /// Number of entries of the iomap.

@@ -197,16 +197,11 @@ impl Connection {
         }
         let sent = self.qp.send_queue().post_inline(&mut self.send.inline_write, data, &request);
         if let Err(error) = sent {
-            self.post_has_failed(error);
+            self.fail(error);
             return false;
         }
         self.use_next_target();
         true
-    }
-
-    #[cold]
-    fn post_has_failed(&mut self, error: Errno) {
-        self.fail(error);
     }
 
     /// Returns whether `len` bytes exceed the rest of the peer's buffer.
