@@ -23,7 +23,6 @@ mod rsocket {
     pub mod stream {
         mod channel_leader;
         pub mod model;
-        mod outbox;
         mod watching;
     }
     mod poll_waiter;

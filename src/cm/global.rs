@@ -50,11 +50,6 @@ impl<T> GlobalLock<T> {
         self.lock.try_lock().ok()
     }
 
-    /// Waits for the lock, for this time at most.
-    pub fn lock_within(&self, time: Duration) -> Option<Guard<'_, T>> {
-        self.lock.lock_within(time).ok()
-    }
-
     /// Before fork(): takes the lock and keeps it until the handlers after fork(), unless this
     /// thread holds it (a signal handler that interrupted one of our calls forks), or another
     /// thread does not release it in time.

@@ -8,7 +8,6 @@ pub mod event;
 mod lock;
 mod pollers;
 mod polling;
-mod posting;
 
 use loom::model::Builder;
 use loom::thread;

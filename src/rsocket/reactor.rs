@@ -44,14 +44,6 @@ pub trait Service: Send + Sync {
 /// How long a service waits for a lock that another thread holds, which may be in a command.
 pub const LOCK_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// How long a thread that holds the lock of an rsocket waits for the reactor's lock: other calls on
-/// the rsocket wait as long.
-const SHORT_TIMEOUT: Duration = Duration::from_millis(5);
-
-/// How long a call waits, without the lock of an rsocket, for a thread that keeps the reactor's
-/// lock: longer than that thread needs, unless it waits for the caller's.
-pub const FREE_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Which thread calls a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -138,15 +130,15 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 }
 
 /// Also watches `fd`, which stays open until [`unregister`], until it is readable the next time. A
-/// registration has one such descriptor. Fails with `EAGAIN` if another thread keeps the reactor's
-/// lock, and with `EBADF` if the thread or the registration does not exist.
+/// registration has one such descriptor. Fails with `EBADF` if the thread or the registration does
+/// not exist.
 pub fn watch_channel(key: Key, fd: c_int) -> Result<()> {
-    lock_within(SHORT_TIMEOUT)?.as_mut().ok_or(Errno::EBADF)?.watch_second(key, fd)
+    lock().as_mut().ok_or(Errno::EBADF)?.watch_second(key, fd)
 }
 
 /// As [`watch_channel`], from `delay` on.
 pub fn watch_channel_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
-    let mut guard = lock_within(SHORT_TIMEOUT)?;
+    let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
     if registration.second != Some((fd, true)) {
@@ -156,20 +148,10 @@ pub fn watch_channel_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Takes the lock, for which the thread waits no longer than `limit`.
-fn lock_within(limit: Duration) -> Result<Held> {
-    let mut guard = REACTOR.lock_within(limit).ok_or(Errno::EAGAIN)?;
-    leave_to_parent(&mut guard);
-    Ok(guard)
-}
-
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
-/// wait. For a thread that holds the lock of an rsocket: does nothing if another thread keeps the
-/// reactor's lock, and the service is called again for the same events.
-pub fn try_pause(key: Key, time: Duration) {
-    if let Ok(mut guard) = lock_within(SHORT_TIMEOUT)
-        && let Some(reactor) = guard.as_mut().filter(|reactor| reactor.is_usable())
-    {
+/// wait.
+pub fn pause(key: Key, time: Duration) {
+    if let Some(reactor) = lock().as_mut() {
         reactor.pause(key, time);
     }
 }
@@ -183,32 +165,19 @@ pub fn enable(key: Key, time: Instant) {
     }
 }
 
-/// Also calls the service while the descriptor of `key` is writable, or stops doing so. Fails with
-/// `EAGAIN` if another thread keeps the reactor's lock.
-pub fn set_writable_wanted(key: Key, wanted: bool) -> Result<()> {
-    let mut guard = lock_within(SHORT_TIMEOUT)?;
-    if let Some(reactor) = guard.as_mut() {
+/// Also calls the service while the descriptor of `key` is writable, or stops doing so.
+pub fn set_writable_wanted(key: Key, wanted: bool) {
+    if let Some(reactor) = lock().as_mut() {
         let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
         reactor.change(key, |registration| registration.events = events as u32);
     }
-    Ok(())
 }
 
-/// Sets the timer of `key`, and cancels its previous timer. Waits for the reactor's lock as long as
-/// another thread keeps it.
+/// Sets the timer of `key`, and cancels its previous timer.
 pub fn set_timer(key: Key, time: Option<Instant>) {
     if let Some(reactor) = lock().as_mut() {
         reactor.set_timer(key, Timer::Expires, time);
     }
-}
-
-/// As [`set_timer`], but fails with `EAGAIN` if another thread keeps the reactor's lock: for a
-/// caller that holds the lock of an rsocket, whose other calls must not wait for that thread.
-pub fn try_set_timer(key: Key, time: Option<Instant>) -> Result<()> {
-    if let Some(reactor) = lock_within(SHORT_TIMEOUT)?.as_mut() {
-        reactor.set_timer(key, Timer::Expires, time);
-    }
-    Ok(())
 }
 
 /// As [`set_timer`], but an earlier timer stays.
@@ -216,11 +185,6 @@ pub fn set_timer_by(key: Key, time: Instant) {
     if let Some(reactor) = lock().as_mut() {
         reactor.set_timer_by(key, Timer::Expires, time);
     }
-}
-
-/// Waits until no thread holds the reactor's lock, for [`FREE_TIMEOUT`] at most.
-pub fn wait_until_free() {
-    drop(lock_within(FREE_TIMEOUT));
 }
 
 /// Takes the lock before a fork() and keeps it.
@@ -240,28 +204,16 @@ pub(super) fn after_fork_in_parent() {
 pub(super) unsafe fn after_fork_in_child() {
     // SAFETY: the process has no other thread: guaranteed by the caller.
     unsafe { REACTOR.after_fork_in_child(|| None) };
-    if let Some(mut reactor) = REACTOR.try_lock() {
-        leave_to_parent(&mut reactor);
+    let left = REACTOR.try_lock().and_then(|mut reactor| reactor.take());
+    match left {
+        // The descriptors are copies, which the child closes. The services are leaked: threads that do
+        // not exist here may have locked them.
+        Some(left) if left.wake.is_unchanged() => std::mem::forget((left.registrations, left.timers)),
+        Some(left) => left.abandon(),
+        None => {}
     }
 }
 
-/// Takes the lock. Drops a reactor of the parent, which may be left after a fork() in a signal
-/// handler.
 fn lock() -> Held {
-    let mut guard = REACTOR.lock();
-    leave_to_parent(&mut guard);
-    guard
-}
-
-fn leave_to_parent(reactor: &mut Option<Reactor>) {
-    if let Some(left) = reactor.take_if(|reactor| !reactor.owner.is_this_process()) {
-        if left.wake.is_unchanged() {
-            // The descriptors are copies, which the child closes. The services are leaked: threads
-            // that do not exist here may have locked them.
-            drop((left.epoll, left.wake));
-            std::mem::forget((left.registrations, left.timers));
-        } else {
-            left.abandon();
-        }
-    }
+    REACTOR.lock()
 }

@@ -14,11 +14,8 @@ use std::ffi::c_int;
 use std::hint::assert_unchecked;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
-#[cfg(not(all(test, loom)))]
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::thread;
+use std::time::Duration;
 
 use crate::errno::{Errno, Result};
 use crate::os::sync::{
@@ -79,10 +76,7 @@ impl<T> Slot<T> {
     /// Undoes a pin.
     #[inline]
     fn unpin(&self) {
-        // There is none in a child that a handler has made meanwhile ([`Table::after_fork`]).
-        if self.pins.fetch_sub(1, Ordering::Release) == 0 {
-            self.pins.fetch_add(1, Ordering::Relaxed);
-        }
+        self.pins.fetch_sub(1, Ordering::Release);
     }
 
     /// Stores `new` (from `Arc::into_raw`, or null). Returns the previous object.
@@ -106,61 +100,29 @@ impl<T> Slot<T> {
     /// `old` was taken out of this slot, once.
     unsafe fn taken(&self, old: *mut T) -> Option<Arc<T>> {
         let old = NonNull::new(old)?;
-        if !self.wait_for_pins() {
-            // The reader finds an object that is never freed.
-            // SAFETY: the slot owned its reference.
-            unsafe { Arc::increment_strong_count(old.as_ptr()) };
-        }
+        self.wait_for_pins();
         // SAFETY: this is the slot's reference, which no other thread takes.
         Some(unsafe { Arc::from_raw(old.as_ptr()) })
     }
 
-    /// Waits until no reader can still take a reference to the object that was removed. Returns
-    /// false if the wait would not end: a handler has left the reader's call by siglongjmp(3).
-    fn wait_for_pins(&self) -> bool {
-        let mut patience = Patience::default();
+    /// Waits until no reader can still take a reference to the object that was removed.
+    fn wait_for_pins(&self) {
+        let mut yields = 0;
         // A read-modify-write operation sees the latest value, whereas a load may see an older one.
         while self.pins.fetch_add(0, Ordering::AcqRel) != 0 {
-            if !patience.yield_to_reader() {
-                return false;
-            }
+            let_reader_run(&mut yields);
         }
-        true
     }
 }
 
-/// How a thread waits for the pins of an object that it has removed: it yields, then sleeps.
-#[derive(Default)]
-struct Patience {
-    #[cfg(not(all(test, loom)))]
-    yields: u32,
-    /// The end of the sleeps.
-    #[cfg(not(all(test, loom)))]
-    end: Option<Instant>,
-}
-
-impl Patience {
-    /// Lets a thread that holds a pin run, even if it has a lower priority and only this processor.
-    /// Returns false if it has had time enough: a reader waits for nothing but a lock.
-    #[cfg(not(all(test, loom)))]
-    fn yield_to_reader(&mut self) -> bool {
-        const YIELDS: u32 = 64;
-        const PAUSE: Duration = Duration::from_micros(50);
-        const LIMIT: Duration = Duration::from_secs(1);
-        if self.yields < YIELDS {
-            self.yields += 1;
-            yield_now();
-            return true;
-        }
-        let end = *self.end.get_or_insert_with(|| Instant::now() + LIMIT);
-        thread::sleep(PAUSE);
-        Instant::now() < end
-    }
-
-    #[cfg(all(test, loom))]
-    fn yield_to_reader(&mut self) -> bool {
+/// Lets a thread that holds a pin run, even if it has a lower priority and only this processor.
+fn let_reader_run(yields: &mut u32) {
+    const YIELDS: u32 = if cfg!(all(test, loom)) { u32::MAX } else { 64 };
+    if *yields < YIELDS {
+        *yields += 1;
         yield_now();
-        true
+    } else {
+        thread::sleep(Duration::from_micros(50));
     }
 }
 
@@ -247,9 +209,8 @@ impl<T: Send + Sync> Table<T> {
         }
     }
 
-    /// Clears the pins of the parent's calls in the child of a fork(). Most are of threads that do
-    /// not exist here, for which [`remove`](Self::remove) would wait in vain. A signal handler that
-    /// has called fork() may return to a call of its own thread, so the objects are never freed.
+    /// Clears the pins of the parent's threads, which do not exist in the child of a fork(), and leaks
+    /// their objects: [`remove`](Self::remove) would wait in vain.
     ///
     /// # Safety
     /// The process has no other thread.
@@ -379,19 +340,6 @@ mod tests {
         assert_eq!(Arc::strong_count(&new), 1);
     }
 
-    #[test]
-    fn a_pin_that_stays_does_not_stop_the_removal() {
-        let table = Table::new();
-        table.insert(9, Arc::new(1)).unwrap();
-        let pinned = table.pin(9).unwrap();
-        assert_eq!(table.remove(9, None).as_deref(), Some(&1));
-        assert!(*pinned == 1 && table.get(9).is_none());
-        // The next object of the number.
-        table.insert(9, Arc::new(2)).unwrap();
-        drop(pinned);
-        assert_eq!(table.remove(9, None).map(Arc::into_inner), Some(Some(2)));
-    }
-
     /// One of the two pins is of a call that the child finishes.
     #[test]
     fn a_child_has_no_pins_of_its_parent() {
@@ -399,16 +347,13 @@ mod tests {
         table.insert(9, Arc::new(1)).unwrap();
         let slot = table.slot(9).unwrap();
         slot.pins.store(1, Ordering::Relaxed);
-        let pinned = table.pin(9).unwrap();
         // SAFETY: the child allocates nothing, takes no lock, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: the child has one thread.
             unsafe { table.after_fork() };
             let removed = table.remove(9, None);
-            let is_kept = removed.as_ref().is_some_and(|removed| Arc::strong_count(removed) == 2) && *pinned == 1;
-            slot.unpin();
-            drop(pinned);
+            let is_kept = removed.is_some_and(|removed| Arc::strong_count(&removed) == 2);
             let has_none = slot.pins.load(Ordering::Relaxed) == 0;
             // SAFETY: ends the child.
             unsafe { libc::_exit(c_int::from(!(is_kept && has_none))) };

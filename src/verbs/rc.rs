@@ -346,6 +346,12 @@ impl MemoryRegion {
         unsafe { NonNull::new_unchecked((*self.mr.as_ptr()).addr.cast()) }
     }
 
+    /// Returns an element of `len` bytes from `offset` on, which lie in the region.
+    #[inline]
+    pub fn sge(&self, offset: usize, len: u32) -> Sge {
+        Sge { addr: (self.start().as_ptr().expose_provenance() + offset) as u64, len, lkey: self.lkey() }
+    }
+
     /// Returns the lkey, for our own work requests.
     pub fn lkey(&self) -> u32 {
         // SAFETY: a live registration.
@@ -388,12 +394,20 @@ pub struct SendWr {
     pub signaled: bool,
 }
 
+impl SendWr {
+    /// Returns whether the request has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.sg_list[0].len == 0
+    }
+}
+
 /// Opcodes of the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opcode {
     /// RDMA WRITE.
     Write,
-    /// RDMA WRITE with this immediate data, in network byte order.
+    /// RDMA WRITE with this immediate data.
     WriteImm(u32),
     /// SEND.
     Send,
@@ -427,7 +441,7 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
         let count = item.sg_list.iter().take_while(|sge| sge.len > 0).count() as c_int;
         let (opcode, imm, num_sge) = match item.opcode {
             Opcode::Write => (verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, count),
-            Opcode::WriteImm(imm) => (verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, imm, count),
+            Opcode::WriteImm(imm) => (verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, imm.to_be(), count),
             Opcode::Send => (verbs::ibv_wr_opcode::IBV_WR_SEND, 0, count),
             // Soft-iWARP rejects a read without an element.
             Opcode::Read => (verbs::ibv_wr_opcode::IBV_WR_RDMA_READ, 0, 1),
@@ -484,8 +498,7 @@ impl InlineWrite {
         Ok(InlineWrite { qp, request: MaybeUninit::new(request), element: MaybeUninit::zeroed() })
     }
 
-    /// Posts `data` for the memory at `addr`, with `imm` in network byte order, as work request
-    /// `wr_id`, outside of [`cancel::in_call`](crate::os::cancel::in_call). A failure ends the
+    /// Posts `data` for the memory at `addr`, with `imm`, as work request `wr_id`, outside of [`cancel::in_call`](crate::os::cancel::in_call). A failure ends the
     /// connection.
     ///
     /// # Safety
@@ -508,7 +521,7 @@ impl InlineWrite {
             (*request).sg_list = element;
             (*request).wr_id = wr_id;
             (*request).send_flags = verbs::ibv_send_flags::IBV_SEND_INLINE.0 | signaled;
-            (*request).__bindgen_anon_1.imm_data = imm;
+            (*request).__bindgen_anon_1.imm_data = imm.to_be();
             ((*request).wr.rdma.remote_addr, (*request).wr.rdma.rkey) = (addr, rkey);
             let mut bad = MaybeUninit::uninit();
             let post = (*(*self.qp.as_ptr()).context).ops.post_send.unwrap_unchecked();

@@ -81,9 +81,8 @@ impl Dgram {
         let header = state.header(port, UdpOp::Data).ok_or(Errno::EIO)?;
         let (bytes, len) = header.emit();
         let sent = state.udp()?.send(bytes.get(..len).unwrap_or_default(), payload, &to);
-        if sent == Err(Errno::EAGAIN) && !state.set_udp_full() {
-            // Nothing would report that it is writable again, so threads that wait try now.
-            self.changed();
+        if sent == Err(Errno::EAGAIN) {
+            state.set_udp_full();
         }
         sent
     }
@@ -133,19 +132,19 @@ impl State {
     }
 
     /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable.
-    /// Returns false if the reactor cannot be reached now.
-    fn set_udp_full(&mut self) -> bool {
-        let Some(key) = self.key.filter(|_| !self.udp_full) else { return true };
-        self.udp_full = reactor::set_writable_wanted(key, true).is_ok();
-        self.udp_full
+    fn set_udp_full(&mut self) {
+        if let Some(key) = self.key.filter(|_| !self.udp_full) {
+            reactor::set_writable_wanted(key, true);
+            self.udp_full = true;
+        }
     }
 
     /// Returns whether the UDP socket has become writable again.
     pub(super) fn udp_is_writable_again(&mut self) -> bool {
         let writable = self.udp_full && self.udp().is_ok_and(Udp::is_writable);
         if let Some(key) = self.key.filter(|_| writable) {
-            // Otherwise the reactor finds it writable again.
-            self.udp_full = reactor::set_writable_wanted(key, false).is_err();
+            reactor::set_writable_wanted(key, false);
+            self.udp_full = false;
         }
         writable
     }

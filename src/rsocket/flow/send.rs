@@ -173,6 +173,11 @@ impl Sender {
         self.outstanding.is_empty() && self.last_wr_id == self.signaled_wr_id && self.held() == 0
     }
 
+    /// Returns whether work requests of which no completion tells are all that is outstanding.
+    pub fn ends_unsignaled(&self) -> bool {
+        self.outstanding.is_empty() && self.last_wr_id != self.signaled_wr_id
+    }
+
     /// Returns whether the peer's buffer is full, so that the next one may be used.
     pub fn needs_target(&self) -> bool {
         self.target.length == 0
@@ -191,11 +196,6 @@ impl Sender {
 
     fn has_credit(&self) -> bool {
         self.credits() > self.reserved_credits
-    }
-
-    /// Returns the largest number of messages that can be outstanding.
-    pub fn max_outstanding(&self) -> usize {
-        self.limits.max_outstanding()
     }
 
     /// Returns whether the completions of sends are needed.
@@ -225,6 +225,12 @@ impl Sender {
     /// Returns the number of free bytes in the send buffer, according to the completions so far.
     pub fn free(&self) -> u32 {
         self.limits.buffer - self.used - self.held()
+    }
+
+    /// Returns whether the send buffer lets a message of `len` bytes be sent as a whole, according to the
+    /// completions so far.
+    pub fn has_room(&self, len: usize) -> bool {
+        self.free() as usize >= len.max(LOW_WATER as usize)
     }
 
     /// Returns the number of bytes of the send buffer in use, according to the completions so far.

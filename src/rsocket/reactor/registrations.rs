@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use super::{Key, Role, Service, thread};
 use crate::errno::{Errno, Result};
 use crate::os::event::KernelEpoll;
-use crate::os::fork::Owner;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::numbered::Numbered;
 
@@ -24,8 +23,6 @@ use crate::os::numbered::Numbered;
 pub(super) const SECOND: u64 = 1 << 63;
 
 pub(super) struct Reactor {
-    /// The process that the thread belongs to.
-    pub owner: Owner,
     pub epoll: KernelEpoll,
     /// The epoll reports this socket when the thread has to read the timers again.
     pub wake: Wake,
@@ -158,7 +155,6 @@ impl Reactor {
         // A worker of a lost reactor ends.
         thread::JOBS.notify();
         Ok(Reactor {
-            owner: Owner::this_process(),
             epoll,
             wake,
             number,
@@ -382,7 +378,7 @@ impl Reactor {
         all.max_by_key(|(key, _)| **key).map(|(&key, registration)| registration.event(key))
     }
 
-    /// See [`try_pause`](super::try_pause).
+    /// See [`pause`](super::pause).
     pub fn pause(&mut self, key: Key, time: Duration) {
         let is_enabled = self.registrations.get(&key).is_some_and(|registration| registration.is_enabled);
         if is_enabled && self.change(key, |registration| registration.is_enabled = false) {

@@ -154,11 +154,6 @@ fn a_busy_service_is_called_again() {
     assert_eq!(calls.recv(), Ok(Call::Service));
 }
 
-/// Another test may hold the reactor's lock for a while.
-fn want_writable(key: Key) {
-    while set_writable_wanted(key, true).is_err() {}
-}
-
 #[test]
 fn an_earlier_timer_stays() {
     const LONG: Duration = Duration::from_secs(3600);
@@ -178,7 +173,7 @@ fn an_earlier_timer_stays() {
 fn a_busy_service_is_called_again_for_a_writable_descriptor() {
     let (reporter, calls) = Reporter::new(2);
     let key = reporter.register(Role::Events);
-    want_writable(key);
+    set_writable_wanted(key, true);
     assert_eq!(calls.recv(), Ok(Call::Service));
 }
 
@@ -187,8 +182,8 @@ fn a_paused_descriptor_stays_paused_when_writable_is_wanted() {
     const LONG: Duration = Duration::from_secs(3600);
     let (reporter, calls) = Reporter::new(0);
     let key = reporter.register(Role::Events);
-    try_pause(key, LONG);
-    want_writable(key);
+    pause(key, LONG);
+    set_writable_wanted(key, true);
     set_timer(key, Some(Instant::now()));
     assert_eq!(calls.recv(), Ok(Call::Expired));
     enable(key, Instant::now() + LONG);
@@ -200,7 +195,7 @@ fn a_disabled_descriptor_is_enabled_with_the_events_that_are_wanted() {
     const LONG: Duration = Duration::from_secs(3600);
     let (reporter, calls) = Reporter::new(0);
     let key = register_disabled(Role::Events, reporter.event.as_raw_fd(), reporter.clone()).unwrap();
-    want_writable(key);
+    set_writable_wanted(key, true);
     enable(key, Instant::now() + LONG);
     assert_eq!(calls.recv(), Ok(Call::Service));
 }
@@ -235,7 +230,7 @@ fn events_have_their_turn_among_many_descriptors_that_resume() {
     with_blocked(Role::Setup, || {
         for other in &others {
             let key = register(Role::Setup, other.as_raw_fd(), reporter.clone()).unwrap();
-            try_pause(key, Duration::ZERO);
+            pause(key, Duration::ZERO);
             other.raise();
             keys.push(key);
         }

@@ -170,7 +170,7 @@ impl Stream {
             Ok(descriptors) => descriptors,
             Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) if !listening.lacks_descriptors_for(STARVED_TIME) => {
                 // More requests may be in the channel than are read now.
-                state.key.into_iter().for_each(|key| reactor::try_pause(key, CHANNEL_DELAY));
+                state.key.into_iter().for_each(|key| reactor::pause(key, CHANNEL_DELAY));
                 return set_listener_timer(state, Instant::now() + CHANNEL_DELAY);
             }
             Err(error) => {

@@ -35,6 +35,11 @@ impl Wait {
         Wait { timeout: None, deadline: Some(deadline), waited: false }
     }
 
+    /// Changes the deadline.
+    pub fn end_by(&mut self, deadline: Instant) {
+        self.deadline = Some(deadline);
+    }
+
     /// The call waits. Returns whether it does so for the first time.
     #[inline]
     fn begin(&mut self) -> bool {
@@ -96,9 +101,7 @@ impl Stream {
     fn spin<'a>(&'a self, state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        // The child of a fork in a signal handler may return to its parent's call.
-        let is_over = || Instant::now() >= end || !self.owner.is_this_process();
-        let (state, changed) = channel_leader::spin(self, state, is_over);
+        let (state, changed) = channel_leader::spin(self, state, || Instant::now() >= end);
         if changed {
             state.spinning.succeeded();
         }

@@ -185,10 +185,7 @@ fn wait_for_leader<'a, S: EventSource>(
         drop(state);
         return sleep_briefly(stream, deadline);
     }
-    let count = stream.changed().count();
-    drop(state);
-    let result = stream.changed().wait(count, deadline);
-    (stream.lock(), result)
+    wait_for_change_until(stream, state, deadline)
 }
 
 /// Sleeps for a short time in a signal handler that has interrupted the leader: no thread reads the
@@ -387,8 +384,17 @@ pub(super) fn wait_for_no_leader<'a, S: EventSource>(
 /// Waits for a change, or for less: the caller checks its condition in a loop, which repeats an
 /// interrupted wait.
 pub(super) fn wait_for_change<'a, S: EventSource>(stream: &'a S, state: Guard<'a, S>) -> Guard<'a, S> {
+    wait_for_change_until(stream, state, None).0
+}
+
+/// As [`wait_for_change`]; fails as [`wait`] does.
+pub(super) fn wait_for_change_until<'a, S: EventSource>(
+    stream: &'a S,
+    state: Guard<'a, S>,
+    deadline: Option<Instant>,
+) -> (Guard<'a, S>, Result<()>) {
     let count = stream.changed().count();
     drop(state);
-    let _: Result<()> = stream.changed().wait(count, None);
-    stream.lock()
+    let result = stream.changed().wait(count, deadline);
+    (stream.lock(), result)
 }

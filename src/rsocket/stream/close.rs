@@ -1,16 +1,24 @@
 //! Shutting down and closing, a listener, too.
+//!
+//! What is left to do then is an [`Ending`]: the last message is sent, all data arrives, an iWARP
+//! connection is ended gracefully. The call waits for that, or the reactor does, which looks at
+//! intervals: the data of a non-blocking socket arrives after rshutdown(3) or rclose(3) has returned.
+//! No stream delays another. A process that calls exit(3) waits for all of them together.
 
 use std::ffi::c_int;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::background_close::DISCONNECT_TIMEOUT;
 use super::blocking::Wait;
+use super::connection::Connection;
 use super::options::Linger;
 use super::watching::HoldsData;
-use super::{Guard, Notice, Phase, State, Stream, channel_leader, outbox};
+use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::{Errno, Result};
-use crate::os::library_fds;
+use crate::os::event;
+use crate::os::fork::Owner;
+use crate::os::library_fds::{self, OwnFd};
+use crate::os::sync::Changes;
 use crate::rsocket::reactor::{self, LOCK_TIMEOUT, Role};
 use crate::rsocket::wire::Control;
 use crate::{cm, diag};
@@ -18,19 +26,175 @@ use crate::{cm, diag};
 /// Time-out for the last messages to arrive: longer than the transport's retries, for a peer that
 /// is alive but posts no receives.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Time-out of rclose(3) itself if it cannot leave the rest to the reactor.
 const SHORT_CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
+/// Time-out of the graceful end of an iWARP connection: the peer may be gone.
+const GRACEFUL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time-out of exit(3) for all streams together.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval until the reactor's first look. It doubles each time, up to the maximum.
+const MIN_INTERVAL: Duration = Duration::from_millis(1);
+const MAX_INTERVAL: Duration = Duration::from_millis(256);
+/// The descriptor limit is divided by this: a stream that is closed in the background uses two
+/// descriptors, and all of them may use a quarter of the limit.
+const DESCRIPTORS_PER_STREAM: usize = 8;
+/// Time-out of a closed stream while many streams are closed in the background.
+const CROWDED_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How a shutdown waits until all sent data has arrived.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FlushMode {
-    /// The call waits.
-    Wait,
-    /// The reactor waits.
-    Background,
-    /// The reactor waits, and then disconnects.
-    BackgroundThenDisconnect,
+/// Number of streams that are shut down in the background.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+/// Number of these streams that the program has closed.
+static CLOSED: AtomicUsize = AtomicUsize::new(0);
+/// Counts streams whose background shutdown has finished.
+static FINISHED: Changes = Changes::new();
+/// exit(3) has waited already.
+static WAITED_AT_EXIT: AtomicBool = AtomicBool::new(false);
+
+/// What a shutdown or close still has to do.
+struct Ending {
+    /// The final message, until it is sent.
+    message: Option<Control>,
+    deadline: Instant,
+    /// An iWARP connection is ended gracefully when everything was sent: a completed work request only
+    /// means that TCP has the data, which would be discarded with the connection.
+    graceful: bool,
+    /// The graceful disconnect is in progress.
+    disconnecting: bool,
+    /// Until when a call waits for the graceful end, once it has begun: the peer may be gone.
+    call_deadline: Option<Instant>,
+}
+
+impl Ending {
+    fn new(message: Option<Control>, deadline: Instant, graceful: bool) -> Ending {
+        Ending { message, deadline, graceful, disconnecting: false, call_deadline: None }
+    }
+
+    /// Continues the ending. Returns whether all data has arrived, or no more will.
+    fn is_over(&mut self, stream: &Stream, state: &mut State) -> bool {
+        stream.process_completions(state);
+        let Some(connection) = &mut state.connection else { return true };
+        // After a disconnect nothing arrives any more, even if the device reports no completions.
+        if state.cm_disconnected || Instant::now() >= self.deadline {
+            return true;
+        }
+        if self.disconnecting || connection.failure().is_some() {
+            return !self.disconnecting;
+        }
+        if let Some(message) = self.message {
+            match connection.control(message) {
+                Ok(()) => self.message = None,
+                Err(Errno::EAGAIN) => return false,
+                Err(_) => return true,
+            }
+        } else if connection.signal_end().is_err() {
+            return true;
+        }
+        stream.process_completions(state);
+        state.is_flushed() && !self.goes_on_gracefully(state)
+    }
+
+    /// After the data: has an RDMA read follow it. If the peer takes none, disconnects, and the ending
+    /// is over when the peer's adapter has disconnected, too. Returns false if nothing is to be done.
+    fn goes_on_gracefully(&mut self, state: &mut State) -> bool {
+        if !self.graceful || !state.needs_graceful_end() {
+            return false;
+        }
+        let deadline = *self.call_deadline.get_or_insert(Instant::now() + GRACEFUL_TIMEOUT);
+        if state.connection.as_mut().is_some_and(|connection| connection.post_end_read()) {
+            return true;
+        }
+        self.disconnecting = state.id().is_ok_and(|id| id.disconnect().is_ok());
+        self.deadline = self.deadline.min(deadline);
+        self.disconnecting
+    }
+}
+
+/// An ending that the reactor looks after.
+pub(super) struct Background {
+    ending: Ending,
+    started: Instant,
+    /// Interval until the next look.
+    interval: Duration,
+    /// The program has closed the stream, and it was removed from all epoll instances.
+    closed: bool,
+    /// The ending is over: exit(3) does not wait for the stream.
+    finished: bool,
+    owner: Owner,
+}
+
+impl Background {
+    fn new(ending: Ending) -> Background {
+        ACTIVE.fetch_add(1, Ordering::Relaxed);
+        Background {
+            ending,
+            started: Instant::now(),
+            interval: MIN_INTERVAL,
+            closed: false,
+            finished: false,
+            owner: Owner::this_process(),
+        }
+    }
+
+    fn close(&mut self) {
+        if !self.closed {
+            self.closed = true;
+            CLOSED.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn finish(&mut self) {
+        if !self.finished {
+            self.finished = true;
+            ACTIVE.fetch_sub(1, Ordering::Relaxed);
+            FINISHED.notify();
+        }
+    }
+
+    /// Returns whether to give up this closed stream: `CROWDED_TIMEOUT` has passed, and there are
+    /// too many closed streams.
+    fn is_crowded(&self) -> bool {
+        self.closed && Instant::now() >= self.started + CROWDED_TIMEOUT && has_many_closed(2)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // A child of fork() counts only its own streams.
+        if self.owner.is_this_process() {
+            if self.closed {
+                CLOSED.fetch_sub(1, Ordering::Relaxed);
+            }
+            self.finish();
+        }
+    }
+}
+
+/// Returns whether closed streams use at least one `divisor`th of the descriptors that they may
+/// use.
+fn has_many_closed(divisor: usize) -> bool {
+    CLOSED.load(Ordering::Relaxed) >= event::descriptor_limit() / DESCRIPTORS_PER_STREAM / divisor
+}
+
+/// Waits at exit(3) until all background shutdowns have finished, once and for a limited time.
+pub fn wait_for_all() {
+    if ACTIVE.load(Ordering::Relaxed) == 0 || WAITED_AT_EXIT.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let deadline = Instant::now() + EXIT_TIMEOUT;
+    loop {
+        let count = FINISHED.count();
+        if ACTIVE.load(Ordering::Relaxed) == 0 || FINISHED.wait(count, Some(deadline)) == Err(Errno::ETIMEDOUT) {
+            return;
+        }
+    }
+}
+
+/// Resets the counters in a child of fork(), which has no reactor yet and none of its parent's
+/// streams to wait for.
+pub fn in_child() {
+    ACTIVE.store(0, Ordering::Relaxed);
+    CLOSED.store(0, Ordering::Relaxed);
+    WAITED_AT_EXIT.store(false, Ordering::Relaxed);
 }
 
 impl Stream {
@@ -48,8 +212,8 @@ impl Stream {
             Phase::Listening(_) => return if read { self.stop_listening(state) } else { Ok(()) },
             _ => return Err(Errno::ENOTCONN),
         }
-        let mode = if state.is_nonblocking() { FlushMode::Background } else { FlushMode::Wait };
-        drop(self.shut_down(state, [read, write], Instant::now() + CLOSE_TIMEOUT, mode));
+        let waits = !state.is_nonblocking();
+        drop(self.shut_down(state, [read, write], Instant::now() + CLOSE_TIMEOUT, waits, false));
         Ok(())
     }
 
@@ -76,28 +240,27 @@ impl Stream {
         }
     }
 
-    /// Shuts down a connection for reading, writing, or both. `mode` says how the call waits until
-    /// all sent data has arrived, at most until `deadline`.
+    /// Shuts down a connection for reading, writing, or both. The call waits until all sent data has
+    /// arrived, at most until `deadline`, or the reactor does. `graceful`: see [`Ending`].
     fn shut_down<'a>(
         &'a self,
         mut state: Guard<'a>,
         directions: [bool; 2],
         deadline: Instant,
-        mode: FlushMode,
+        waits: bool,
+        graceful: bool,
     ) -> Guard<'a> {
         let (message, both) = state.end_directions(directions);
         // An earlier shutdown may still be in progress in the background.
-        let earlier = state.take_background_close();
-        let message = message.or_else(|| earlier.as_ref()?.message());
+        let earlier = state.take_background();
+        let message = message.or_else(|| earlier.as_ref()?.ending.message);
         // A call of the ended direction returns before the flush, which may wait for a dead link.
         self.wake_all(&mut state);
         // Another thread may be in rshutdown(3), whose wait a close would end.
-        if message.is_some() || earlier.is_some() || both && state.is_flush_awaited() {
-            state = match mode {
-                FlushMode::Wait => self.send_final(state, message, deadline),
-                FlushMode::Background => self.begin_background_close(state, message, deadline, false),
-                FlushMode::BackgroundThenDisconnect => self.begin_background_close(state, message, deadline, true),
-            }
+        let is_pending = message.is_some() || earlier.is_some() || both && state.is_flush_awaited();
+        if is_pending || graceful && state.needs_graceful_end() {
+            let ending = Ending::new(message, deadline, graceful);
+            state = if waits { self.wait_for(state, ending) } else { self.leave_to_reactor(state, ending) };
         }
         if both {
             state.disconnect(None);
@@ -106,50 +269,43 @@ impl Stream {
         state
     }
 
-    /// Sends the final `message`, if any, and waits until all sent data has arrived.
-    fn send_final<'a>(&'a self, mut state: Guard<'a>, message: Option<Control>, deadline: Instant) -> Guard<'a> {
-        if let Some(connection) = &mut state.connection {
-            connection.begin_flush();
+    /// Waits until an ending is over.
+    fn wait_for<'a>(&'a self, mut state: Guard<'a>, mut ending: Ending) -> Guard<'a> {
+        state.begin_flush();
+        let mut wait = Wait::until(ending.deadline);
+        loop {
+            state = self.wait_while(state, Connection::is_sending_unlocked);
+            if ending.is_over(self, &mut state) {
+                break;
+            }
+            let result;
+            (state, result) = if ending.disconnecting {
+                // No completion tells that the peer's adapter has disconnected.
+                channel_leader::wait_for_change_until(self, state, Some(ending.deadline))
+            } else {
+                wait.end_by(ending.call_deadline.map_or(ending.deadline, |deadline| deadline.min(ending.deadline)));
+                self.sleep(state, &mut wait)
+            };
+            // A signal does not end the wait: the program could not call again for the rest.
+            if result == Err(Errno::ETIMEDOUT) || matches!(state.phase, Phase::Closed) {
+                break;
+            }
         }
-        state = self.send_final_and_flush(state, message, deadline);
-        if let Some(connection) = &mut state.connection {
-            connection.end_flush();
-        }
+        state.end_flush();
         state
     }
 
-    /// See [`send_final`](Self::send_final), which keeps the send CQ polled meanwhile.
-    fn send_final_and_flush<'a>(
-        &'a self,
-        mut state: Guard<'a>,
-        mut message: Option<Control>,
-        deadline: Instant,
-    ) -> Guard<'a> {
-        let mut wait = Wait::until(deadline);
-        loop {
-            self.process_completions(&mut state);
-            let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none()) else {
-                return state;
-            };
-            if let Some(control) = message {
-                match connection.control(control) {
-                    Ok(()) => message = None,
-                    Err(Errno::EAGAIN) => {}
-                    Err(_) => return state,
-                }
-            }
-            let is_flushed = message.is_none() && connection.is_flushed();
-            if is_flushed || state.cm_disconnected {
-                return state;
-            }
-            let (back, result) = self.sleep(state, &mut wait);
-            state = back;
-            // A signal does not end the wait: the program could not call again for the rest. After
-            // a disconnect nothing arrives any more, even if the device reports no completions.
-            if result == Err(Errno::ETIMEDOUT) || state.cm_disconnected || matches!(state.phase, Phase::Closed) {
-                return state;
-            }
+    /// Has the reactor look after an ending, unless it is over: usually the message can be sent at
+    /// once, and often it has arrived already.
+    fn leave_to_reactor<'a>(&'a self, mut state: Guard<'a>, mut ending: Ending) -> Guard<'a> {
+        state.begin_flush();
+        if ending.is_over(self, &mut state) || state.key.is_none() {
+            state.end_flush();
+        } else {
+            state.background = Some(Background::new(ending));
+            state.schedule_look();
         }
+        state
     }
 
     /// rclose(3). The caller has removed the descriptor from the table. Calls of other threads then
@@ -160,10 +316,6 @@ impl Stream {
             return Ok(());
         }
         let mut state = self.wait_for_rejects(self.lock());
-        if !self.owner.is_this_process() {
-            self.close_inherited_fds();
-            return Ok(());
-        }
         if state.is_closed() {
             return Err(Errno::EBADF);
         }
@@ -172,7 +324,8 @@ impl Stream {
             return Ok(());
         }
         let (limit, waits) = close_timeout(state.options.linger, state.is_nonblocking());
-        let is_active = matches!(state.phase, Phase::Connected) || state.closing.is_some() || state.is_flush_awaited();
+        let is_active =
+            matches!(state.phase, Phase::Connected) || state.background.is_some() || state.is_flush_awaited();
         state.disconnect_sent |= !is_active;
         state.end(Phase::Closing);
         if let Some(connection) = &state.connection {
@@ -185,14 +338,13 @@ impl Stream {
         // The calls of other threads fail now. What follows wakes the leader.
         self.notify(Notice::Changed);
         if limit.is_zero() {
-            state.take_background_close();
+            state.take_background();
             self.finish_close(state);
             return Ok(());
         }
         let deadline = Instant::now() + limit;
         if waits {
-            state = self.shut_down(state, [true, true], deadline, FlushMode::Wait);
-            state = self.end_gracefully(state, deadline);
+            state = self.shut_down(state, [true, true], deadline, true, true);
         }
         if !waits || !state.is_flushed() {
             match self.close_in_background(state, deadline) {
@@ -204,20 +356,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Has the reactor send the disconnect message, unless it was sent, and then disconnect.
-    fn disconnect_in_background<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Guard<'a> {
-        let mut state = self.shut_down(state, [true, true], deadline, FlushMode::BackgroundThenDisconnect);
-        if state.closing.is_none() && state.needs_graceful_end() {
-            state = self.begin_background_close(state, None, deadline, true);
-        }
-        state
-    }
-
     /// Leaves the rest of rclose(3) to the reactor. Fails if nothing is left to do, or if no
     /// descriptor is available.
     fn close_in_background<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> std::result::Result<(), Guard<'a>> {
-        let state = self.disconnect_in_background(state, deadline);
-        if state.closing.is_none() {
+        let state = self.shut_down(state, [true, true], deadline, false, true);
+        if state.background.is_none() {
             return Err(state);
         }
         let mut state = match self.detach_fd(state) {
@@ -226,39 +369,54 @@ impl Stream {
         };
         // No descriptor, or too many streams are closed in the background: a peer that is alive
         // gets all data within this time.
-        let message = state.take_background_close().and_then(|closing| closing.message());
-        Err(self.send_final(state, message, Instant::now() + SHORT_CLOSE_TIMEOUT))
+        let message = state.take_background().and_then(|background| background.ending.message);
+        Err(self.wait_for(state, Ending::new(message, Instant::now() + SHORT_CLOSE_TIMEOUT, false)))
     }
 
-    /// On iWARP a completed work request only means that TCP holds the data; tearing the connection
-    /// down would discard it. Waits for an RDMA read that follows the data. If the peer takes none,
-    /// disconnects gracefully, and waits until the peer's adapter has disconnected, too.
-    fn end_gracefully<'a>(&'a self, mut state: Guard<'a>, deadline: Instant) -> Guard<'a> {
-        if !state.needs_graceful_end() {
-            return state;
+    /// rclose(3) of a stream that is shut down in the background: the stream continues on another
+    /// descriptor. Fails if none is available.
+    pub(super) fn detach_fd<'a>(&'a self, mut state: Guard<'a>) -> std::result::Result<(), Guard<'a>> {
+        let moved = if has_many_closed(1) { Err(Errno::EMFILE) } else { state.relocate() };
+        let Ok(number) = moved else { return Err(state) };
+        drop(state);
+        self.notify(Notice::Closed);
+        // Only now: an epoll must not remove a descriptor that the reactor has closed, whose number
+        // another rsocket may have.
+        self.lock().background.iter_mut().for_each(Background::close);
+        // Another thread may get this number for a new rsocket at once, and add it to an
+        // epoll, which must have forgotten this stream.
+        drop(number);
+        Ok(())
+    }
+
+    /// The time of the reactor's next look has come.
+    pub(super) fn continue_in_background(&self, mut state: Guard<'_>) {
+        let Some(mut background) = state.background.take() else { return };
+        let is_over = background.is_crowded() || background.ending.is_over(self, &mut state);
+        state.background = Some(background);
+        if is_over && !matches!(state.phase, Phase::Closing) {
+            state.take_background();
+            return state.set_keep_alive();
         }
-        let deadline = deadline.min(Instant::now() + DISCONNECT_TIMEOUT);
-        // The write that wakes the leader may be outstanding.
-        state = self.send_final(state, None, deadline);
-        if !state.is_flushed() || !state.needs_graceful_end() {
-            return state;
+        if let Some(connection) = state.with_leader().filter(|_| is_over) {
+            // A thread still sleeps in the channel: keep the channel until it returns.
+            connection.flush_qp();
+            return state.schedule_look();
         }
-        if state.post_end_read() {
-            return self.send_final(state, None, deadline);
+        if !is_over || state.is_used_unlocked() || state.is_being_detached() {
+            return state.schedule_look();
         }
-        if !state.id().is_ok_and(|id| id.disconnect().is_ok()) {
-            return state;
+        // The worker releases the connection, with commands that may block. The process
+        // may exit before.
+        if state.move_to(Role::Setup) {
+            state.background.as_mut().into_iter().for_each(Background::finish);
+            state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
+            return;
         }
-        while !state.cm_disconnected && !matches!(state.phase, Phase::Closed) {
-            let count = self.changed.count();
-            drop(state);
-            let result = self.changed.wait(count, Some(deadline));
-            state = self.lock();
-            if result == Err(Errno::ETIMEDOUT) {
-                break;
-            }
-        }
-        state
+        state.end(Phase::Closed);
+        state.release();
+        self.channel_fd.store(-1, Ordering::Relaxed);
+        state.take_background();
     }
 
     /// Flushes a stream in the background when the process exits without rclose(3); the stream
@@ -278,8 +436,8 @@ impl Stream {
         let is_open = connected || matches!(state.phase, Phase::Disconnected);
         let needs_flush = is_open && (all || had_held || state.shut_write && state.needs_graceful_end());
         if needs_flush && state.options.linger != Linger::On(0) {
-            state.disconnect_sent |= !connected && state.closing.is_none();
-            drop(self.disconnect_in_background(state, Instant::now() + CLOSE_TIMEOUT));
+            state.disconnect_sent |= !connected && state.background.is_none();
+            drop(self.shut_down(state, [true, true], Instant::now() + CLOSE_TIMEOUT, false, true));
         }
     }
 
@@ -322,13 +480,6 @@ impl Stream {
         drop(state);
         // Without the lock: a watcher polls its members when it drops one.
         self.notify(Notice::Closed);
-        if !self.owner.is_this_process() {
-            // A child that a signal handler has made meanwhile: the parent goes on.
-            if let Phase::Listening(listening) = &mut phase {
-                listening.forget_waiting();
-            }
-            return;
-        }
         // Rejecting a thousand requests takes a while, and handshakes that end meanwhile need the
         // lock. No other thread uses the id or the channel of a closed listener; both are needed.
         if let Phase::Listening(listening) = &mut phase {
@@ -336,7 +487,7 @@ impl Stream {
         }
         match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(state) => {
-                let mut state = outbox::wait_until_unused(self, state);
+                let mut state = self.wait_while(state, Connection::is_in_use);
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }
@@ -359,6 +510,37 @@ impl Stream {
                 library_fds::close(fd);
             }
         }
+    }
+
+    /// Shutting down a listener for reading stops it, as with TCP: new connections are refused,
+    /// unaccepted connections are dropped, and the socket keeps its address.
+    pub(super) fn stop_listening(&self, mut state: Guard<'_>) -> Result<()> {
+        let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
+        let waiting = listening.take_waiting();
+        let streams = listening.take_all();
+        let result = self.reset(&mut state);
+        state.shut_read = true;
+        // Rejecting a thousand requests takes a while: other calls get the lock meanwhile. The
+        // requests need the channel, which rclose(3) of another thread would free.
+        state.rejecting += 1;
+        drop(state);
+        self.notify(Notice::Changed);
+        drop(waiting);
+        self.lock().rejecting -= 1;
+        // A thread may be in `wait_for_rejects`.
+        self.changed.notify();
+        for stream in streams {
+            stream.close_unaccepted();
+        }
+        result
+    }
+
+    /// Waits until no thread rejects requests, which are still on the channel, without the lock.
+    pub(super) fn wait_for_rejects<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
+        while state.is_rejecting() {
+            state = channel_leader::wait_for_change(self, state);
+        }
+        state
     }
 }
 
@@ -410,6 +592,55 @@ impl State {
         !self.cm_disconnected && connection.is_some_and(|connection| connection.is_flush_awaited())
     }
 
+    /// A call, or the reactor, waits from now on until all sent data has arrived.
+    fn begin_flush(&mut self) {
+        self.connection.iter_mut().for_each(|connection| connection.begin_flush());
+    }
+
+    fn end_flush(&mut self) {
+        self.connection.iter_mut().for_each(|connection| connection.end_flush());
+    }
+
+    /// Returns whether all sent data has arrived.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.connection.as_ref().is_none_or(|connection| connection.is_flushed())
+    }
+
+    /// Returns whether this is a working iWARP connection whose last messages may not have arrived
+    /// yet, although their work requests have completed.
+    pub(super) fn needs_graceful_end(&self) -> bool {
+        !self.cm_disconnected && self.connection.as_ref().is_some_and(|connection| connection.needs_graceful_end())
+    }
+
+    /// Takes over what the reactor looks after.
+    fn take_background(&mut self) -> Option<Background> {
+        let background = self.background.take()?;
+        self.end_flush();
+        Some(background)
+    }
+
+    /// Returns whether rclose(3) has not finished its part ([`Stream::detach_fd`]).
+    fn is_being_detached(&self) -> bool {
+        matches!(self.phase, Phase::Closing) && self.background.as_ref().is_some_and(|background| !background.closed)
+    }
+
+    /// Makes the reactor look after the interval.
+    fn schedule_look(&mut self) {
+        let (Some(background), Some(key)) = (&mut self.background, self.key) else { return };
+        let (now, deadline) = (Instant::now(), background.ending.deadline);
+        // A finished one may be kept for longer.
+        let time = if now < deadline { deadline.min(now + background.interval) } else { now + MIN_INTERVAL };
+        background.interval = (background.interval * 2).min(MAX_INTERVAL);
+        reactor::set_timer(key, Some(time));
+    }
+
+    /// Moves the event channel to another descriptor. Returns the old one; dropping it frees its
+    /// number.
+    fn relocate(&mut self) -> Result<OwnFd> {
+        let key = self.key.ok_or(Errno::EBADF)?;
+        self.id.as_mut().ok_or(Errno::EBADF)?.relocate(key)
+    }
+
     /// Releases the stream's resources, except for the memory of the stream itself.
     pub(super) fn release(&mut self) {
         if let Some(key) = self.key.take() {
@@ -426,43 +657,7 @@ impl State {
         self.domain = None;
         self.id = None;
     }
-}
 
-impl Stream {
-    /// Shutting down a listener for reading stops it, as with TCP: new connections are refused,
-    /// unaccepted connections are dropped, and the socket keeps its address.
-    pub(super) fn stop_listening(&self, mut state: Guard<'_>) -> Result<()> {
-        let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
-        let waiting = listening.take_waiting();
-        let streams = listening.take_all();
-        let result = self.reset(&mut state);
-        state.shut_read = true;
-        // Rejecting a thousand requests takes a while: other calls get the lock meanwhile. The
-        // requests need the channel, which rclose(3) of another thread would free.
-        state.rejecting += 1;
-        drop(state);
-        self.notify(Notice::Changed);
-        drop(waiting);
-        self.lock().rejecting -= 1;
-        // A thread may be in `wait_for_rejects`.
-        self.changed.notify();
-        for stream in streams {
-            stream.close_unaccepted();
-        }
-        result
-    }
-
-    /// Waits until no thread rejects requests, which are still on the channel, without the lock.
-    pub(super) fn wait_for_rejects<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
-        // A child of fork() in a signal handler does not have that thread.
-        while state.is_rejecting() && self.owner.is_this_process() {
-            state = channel_leader::wait_for_change(self, state);
-        }
-        state
-    }
-}
-
-impl State {
     /// Returns whether a thread rejects requests without the lock.
     pub(super) fn is_rejecting(&self) -> bool {
         self.rejecting > 0

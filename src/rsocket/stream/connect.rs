@@ -18,7 +18,7 @@ use crate::os::alloc::try_box;
 use crate::os::sockaddr::{self, AF_IB, SockAddr};
 use crate::os::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY};
 use crate::rsocket::cm_id::{CmId, Event};
-use crate::rsocket::reactor::{self, FREE_TIMEOUT, Key, Role};
+use crate::rsocket::reactor::{self, Key, Role};
 use crate::rsocket::wire::{self, ConnData};
 use crate::verbs::IBV_TRANSPORT_IWARP;
 
@@ -273,10 +273,7 @@ impl Stream {
             connection.set_nodelay(state.options.nodelay);
         }
         self.process_completions(state);
-        if let Some((key, time)) = state.keep_alive_timer() {
-            // The program hardly uses the stream yet.
-            reactor::set_timer(key, time);
-        }
+        state.set_keep_alive();
         self.notify(Notice::Changed);
     }
 
@@ -327,25 +324,8 @@ impl Stream {
         self.notify(Notice::Changed);
     }
 
-    /// Sets or clears the keepalive timer for a call that has changed an option. Fails with
-    /// `EAGAIN` if another thread keeps the reactor's lock for long.
-    pub(super) fn change_keep_alive<'a>(&'a self, mut state: Guard<'a>) -> Result<()> {
-        let deadline = Instant::now() + FREE_TIMEOUT;
-        loop {
-            let result = state.set_keep_alive();
-            if result.is_ok() || state.key.is_none() || Instant::now() >= deadline {
-                return result;
-            }
-            // Without the stream's lock, for which other calls wait.
-            drop(state);
-            reactor::wait_until_free();
-            state = self.enter()?;
-        }
-    }
-
-    /// Handles the keepalive timer. By now, the last keepalive has completed if it failed. Returns
-    /// false if another thread keeps the reactor's lock.
-    pub(super) fn keep_alive(&self, state: &mut State) -> bool {
+    /// Handles the keepalive timer. By now, the last keepalive has completed if it failed.
+    pub(super) fn keep_alive(&self, state: &mut State) {
         self.process_completions(state);
         // A thread that held the lock may have disabled keepalive after the timer expired.
         if state.options.keepalive
@@ -358,7 +338,7 @@ impl Stream {
         if !matches!(state.phase, Phase::Connected) {
             self.notify(Notice::Changed);
         }
-        state.set_keep_alive().is_ok()
+        state.set_keep_alive();
     }
 }
 
@@ -452,17 +432,18 @@ impl State {
         }
     }
 
-    /// Sets the timer for the next keepalive, or clears it. Fails with `EAGAIN` if another thread
-    /// keeps the reactor's lock.
-    pub(super) fn set_keep_alive(&self) -> Result<()> {
-        self.keep_alive_timer().map_or(Ok(()), |(key, time)| reactor::try_set_timer(key, time))
+    /// Sets the timer for the next keepalive, or clears it.
+    pub(super) fn set_keep_alive(&self) {
+        if let Some((key, time)) = self.keep_alive_timer() {
+            reactor::set_timer(key, time);
+        }
     }
 
     /// Returns the key of the timer and the time of the next keepalive, if there is one; `None`
     /// while the timer is for something else: a background close, or requests of a listener.
     fn keep_alive_timer(&self) -> Option<(Key, Option<Instant>)> {
         let is_connected = matches!(self.phase, Phase::Connected);
-        let is_free = self.closing.is_none() && (is_connected || matches!(self.phase, Phase::Disconnected));
+        let is_free = self.background.is_none() && (is_connected || matches!(self.phase, Phase::Disconnected));
         let key = self.key.filter(|_| is_free)?;
         let on = self.options.keepalive && is_connected;
         let time = Duration::from_secs(self.options.keep_idle.into());

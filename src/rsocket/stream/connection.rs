@@ -12,7 +12,6 @@
 //! completion that announced it. The peer can write to no other memory of the process.
 
 mod completions;
-mod gather;
 mod post;
 mod receive;
 mod send;
@@ -23,7 +22,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::channel_leader::Leadership;
 use super::options::Options;
-use super::outbox::Outbox;
 use crate::cm::{Domain, Id};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_box;
@@ -31,11 +29,10 @@ use crate::rsocket::cm_id::CmId;
 use crate::rsocket::flow::{Reasons, Receiver, SendLimits, Sender};
 use crate::rsocket::socket_table::{self, Counters};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
-use crate::verbs::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, Waker, ibv_wc};
-pub(super) use gather::{Gather, MAX_COLLECTED, parts};
+use crate::verbs::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, Opcode, Waker, ibv_wc};
 use post::{QueuePair, Sizes};
-pub(super) use post::{RdmaWrite, SendQueue};
 use receive::ReceiveSide;
+pub(super) use send::{Gather, MAX_COLLECTED, Source, parts};
 use send::{SendBuffer, SendSide};
 
 /// Entries of the target SGL.
@@ -52,6 +49,8 @@ const REPOST: u32 = EXTRA_RECEIVES / 2;
 const IMM_LEN: usize = 4;
 /// Bytes of the ring of a new stream: a power of two, so that blocks of that size end with it.
 const FIRST_RING: usize = 1 << 13;
+/// Bytes of the send buffer of a new stream.
+const FIRST_BUFFER: usize = 1 << 12;
 /// Fewer bytes are copied under the lock: giving it back and taking it again would take longer.
 pub(super) const LARGE: usize = 1 << 12;
 /// Space for the bytes of a control message that do not go inline.
@@ -102,12 +101,14 @@ impl Outcome {
     }
 }
 
-/// Offsets in the memory that the peer writes to.
+/// Offsets in the memory that the peer writes to, of which the first send buffer is a part.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     iomap: usize,
     control_data: usize,
     imms: usize,
+    /// The first send buffer.
+    send: usize,
     ring: usize,
     len: usize,
 }
@@ -117,10 +118,11 @@ impl Layout {
         let iomap = SGL * SGL_ENTRY;
         let control_data = iomap + usize::from(options.iomap) * IOMAP_ENTRY;
         let imms = control_data + CONTROL_ENTRIES as usize * CONTROL_DATA;
-        let ring = imms + if iwarp { receives as usize * IMM_LEN } else { 0 };
-        let ring = ring.next_multiple_of(64);
+        let send = imms + if iwarp { receives as usize * IMM_LEN } else { 0 };
+        let send = send.next_multiple_of(64);
+        let ring = send + FIRST_BUFFER.min(options.send_buffer as usize);
         let len = ring + FIRST_RING.min(options.receive_buffer as usize);
-        Layout { iomap, control_data, imms, ring, len }
+        Layout { iomap, control_data, imms, send, ring, len }
     }
 
     /// Returns the size of the first ring.
@@ -198,8 +200,8 @@ pub(super) struct Connection {
     failed: Option<Errno>,
     /// No further message counts: a receive has failed, or the peer has violated the protocol.
     receive_ended: bool,
-    /// Writes to be posted without the stream's lock.
-    outbox: Outbox<RdmaWrite>,
+    /// Number of threads that wait until another one does not use the connection without the stream's lock.
+    waiting: u32,
     /// The connection in the table for rsstat(8).
     entry: Option<socket_table::Entry>,
 }
@@ -226,6 +228,7 @@ impl Unconnected {
         let new_receiver = if layout.first_ring() < options.receive_buffer { Receiver::small } else { Receiver::new };
         let flow = new_receiver(layout.first_ring(), credits as u16);
         let receive = ReceiveSide::new(recv_cq, memory, layout, receives, flow, options)?;
+        let buffer = SendBuffer::new(receive.first_send_buffer(), options.send_buffer, options.send_grows);
         let qp = QueuePair::new(id, pd, [&send_cq, receive.cq()], [sends, receives], options.inline)?;
         let mut unconnected = Unconnected {
             inline_limit: u32::from(options.inline).min(qp.can_inline()),
@@ -240,7 +243,7 @@ impl Unconnected {
                 watch: Watch::None,
                 start_pauses: 0,
             },
-            buffer: SendBuffer::new(options.send_buffer, options.send_grows),
+            buffer,
             sq_entries: sends - CONTROL_ENTRIES,
         };
         unconnected.receive.post_receives(&unconnected.qp)?;
@@ -270,7 +273,7 @@ impl Unconnected {
             sq_entries: self.sq_entries,
             entries_per_message,
             controls: CONTROL_ENTRIES / entries_per_message,
-            buffer: self.buffer.first_size(),
+            buffer: self.buffer.size(),
             window: peer.credits,
         };
         let flow = Sender::new(limits, peer.data_buf)?;
@@ -284,7 +287,7 @@ impl Unconnected {
             end_read: if takes_reads { EndRead::Possible } else { EndRead::Impossible },
             failed: None,
             receive_ended: false,
-            outbox: Outbox::new(),
+            waiting: 0,
             entry: None,
         })
     }
@@ -352,8 +355,7 @@ impl Connection {
     pub fn post_end_read(&mut self) -> bool {
         if self.end_read == EndRead::Possible {
             self.end_read = EndRead::Posted;
-            let wr_id = self.send.flow.take_control(1);
-            if let Err(error) = self.qp.send_queue().post_read(wr_id) {
+            if let Err(error) = self.post_empty(Opcode::Read) {
                 self.fail(error);
             }
         }
@@ -381,6 +383,11 @@ impl Connection {
     /// Returns whether every work request that was posted has completed.
     pub fn is_flushed(&self) -> bool {
         self.failed.is_some() || self.send.flow.is_idle()
+    }
+
+    /// Makes sure that a completion tells when all data has arrived.
+    pub fn signal_end(&mut self) -> Result<()> {
+        if self.send.flow.ends_unsignaled() { self.keep_alive() } else { Ok(()) }
     }
 
     /// Returns whether a call waits until all sent data has arrived.
@@ -443,6 +450,7 @@ impl Connection {
         if !self.send.cq_armed {
             self.send.arm_cq()?;
         }
+        self.send.wake_due = self.is_sending_unlocked();
         self.keep_alive()
     }
 

@@ -10,9 +10,10 @@
 //! - `send`, `receive`: the complete slow path with all flags, several buffers, waiting, and
 //!   errors.
 //!
-//! Much received data is copied without the stream's lock, so that another thread can send
-//! meanwhile. Only one thread reads at a time: other calls that read wait until it has copied its
-//! data, as they would wait for the lock.
+//! Where one thread sends and another one receives, long data is copied, and posted, without the
+//! stream's lock: the other thread would wait for it. Only one thread sends and one receives at a
+//! time: others wait until it has copied its data, as they would wait for the lock
+//! ([`Stream::wait_while`]). What it sends was reserved before; nothing else is posted meanwhile.
 
 use std::ffi::c_int;
 use std::mem::{self, MaybeUninit};
@@ -23,8 +24,7 @@ use libc::iovec;
 
 use super::blocking::Wait;
 use super::channel_leader::{self, EventSource};
-use super::connection::{Connection, Gather, MAX_COLLECTED, RdmaWrite, SendQueue, parts};
-use super::outbox::{self, Outbox, Posts};
+use super::connection::{Connection, Gather, MAX_COLLECTED, Source, parts};
 use super::{Guard, Phase, Received, State, Stream, watching};
 use crate::errno::{Errno, Result};
 use crate::os::cancel;
@@ -99,7 +99,7 @@ impl Stream {
         if state.sleeps > 0 {
             state.sleeps = sleeps.saturating_add(1);
         } else {
-            // Polling is no cancellation point.
+            // The wait may only have polled, which is not a cancellation point.
             drop(state);
             cancel::test();
             state = self.lock();
@@ -148,7 +148,7 @@ impl Stream {
         let mut done = 0;
         self.flush_before_read(&mut state);
         loop {
-            state = self.wait_for_reader(state);
+            state = self.wait_while(state, Connection::is_being_read);
             state.check_connected(nonblocking)?;
             if total == 0 {
                 return Ok(0);
@@ -231,8 +231,8 @@ impl Stream {
         connection.failure().is_none() && connection.send_inline(data)
     }
 
-    /// As [`send_at_once`](Self::send_at_once), for several buffers: their bytes are collected
-    /// first. Returns the number of bytes if all of them were sent.
+    /// [`send_at_once`](Self::send_at_once) for several buffers, whose bytes are collected first.
+    /// Returns the number of bytes if all of them were sent.
     ///
     /// # Safety
     /// The buffers are readable for their lengths.
@@ -275,18 +275,14 @@ impl Stream {
                 self.process_completions(&mut state);
             }
             // SAFETY: the buffers are readable: guaranteed by the caller.
-            let (sent, error) = unsafe { self.copy_in(&mut state, buffers, done, total - done) };
-            let unlocked;
-            (state, unlocked) = outbox::post_collected(self, state);
+            let (back, Sent { bytes, unlocked }) = unsafe { self.send_some(state, buffers, done, total - done) };
+            state = back;
             let has_failed =
-                sent > 0 && state.connection.as_ref().is_some_and(|connection| connection.failure().is_some());
-            let sent = if has_failed { 0 } else { sent };
+                bytes > 0 && state.connection.as_ref().is_some_and(|connection| connection.failure().is_some());
+            let sent = if has_failed { 0 } else { bytes };
             done += sent;
             if done == total {
                 return Ok(done);
-            }
-            if let Some(error) = error {
-                return if done > 0 { Ok(done) } else { Err(error) };
             }
             // Retry after completions, but only once without progress: a peer can cause any number
             // of completions that free no space.
@@ -337,12 +333,7 @@ impl Stream {
             self.process_completions(&mut state);
             let Some(connection) = &mut state.connection else { return Err(Errno::ENOTCONN) };
             let Some(region) = connection.mapped(offset.wrapping_add(done as u64)) else { break };
-            let written = match (connection.write(&data[done..], region, done > 0), connection.failure()) {
-                (Ok(written), _) => written,
-                (Err(_), Some(_)) => 0,
-                (Err(error), None) if done == 0 => return Err(error),
-                (Err(_), None) => break,
-            };
+            let written = connection.write(&data[done..], region, done > 0);
             done += written;
             if connection.failure().is_some() {
                 self.process_completions(&mut state);
@@ -371,6 +362,7 @@ impl Stream {
         total: usize,
     ) -> Result<std::result::Result<Guard<'a>, usize>> {
         loop {
+            state = self.wait_while(state, Connection::is_sending_unlocked);
             state.check_connected(nonblocking)?;
             if state.can_write() {
                 return Ok(Ok(state));
@@ -418,39 +410,81 @@ impl Stream {
     }
 
     /// Sends as much as possible without waiting of the `len` bytes after the first `skip` ones.
-    /// Returns the number of bytes, and an error if there is no memory for the send buffer. The
-    /// connection itself records its failure.
     ///
     /// # Safety
     /// The buffers are readable for their lengths, which are `skip` plus `len` in total.
-    unsafe fn copy_in(&self, state: &mut State, buffers: &[iovec], skip: usize, len: usize) -> (usize, Option<Errno>) {
-        match state.advertise_mappings() {
-            Ok(true) => {}
-            Ok(false) => return (0, None),
-            Err(error) => return (0, Some(error)),
+    unsafe fn send_some<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        buffers: &[iovec],
+        skip: usize,
+        len: usize,
+    ) -> (Guard<'a>, Sent) {
+        if !state.advertise_mappings() {
+            return (state, Sent::default());
         }
-        let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none()) else {
-            return (0, None);
-        };
-        connection.begin_collecting(len);
-        let sent = match parts(buffers, skip).next() {
-            Some((start, first)) if first == len => {
-                // SAFETY: `first` bytes at `start` are readable during this call: guaranteed by the
-                // caller.
-                connection.send(unsafe { slice::from_raw_parts(start, first) }, skip > 0)
-            }
-            // SAFETY: the buffers are readable, and hold `len` bytes after the first `skip` ones:
-            // guaranteed by the caller.
-            _ => connection.send_gathered(unsafe { Gather::new(buffers, skip, len) }, skip > 0),
-        };
-        let failure = connection.failure();
-        watching::ensure_flush_scheduled(self, state);
-        match (sent, failure) {
-            (Ok(sent), _) => (sent, None),
-            (Err(_), Some(_)) => (0, None),
-            (Err(error), None) => (0, Some(error)),
+        if let Some((start, first)) = parts(buffers, skip).next()
+            && first == len
+        {
+            // SAFETY: `first` bytes at `start` are readable during this call: guaranteed by the caller.
+            return self.send_source(state, unsafe { slice::from_raw_parts(start, first) }, skip > 0);
         }
+        // SAFETY: the buffers are readable, and hold `len` bytes after the first `skip` ones:
+        // guaranteed by the caller.
+        let data = unsafe { Gather::new(buffers, skip, len) };
+        let mut collected = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
+        if state.connection.as_ref().is_some_and(|connection| connection.takes_inline(len))
+            && let Some(bytes) = data.collect(&mut collected)
+        {
+            return self.send_source(state, bytes, skip > 0);
+        }
+        self.send_source(state, data, skip > 0)
     }
+
+    /// As [`send_some`](Self::send_some), for a source of the bytes. `begun`: the call has sent data
+    /// before. The data may be held instead.
+    fn send_source<'a, S: Source>(&'a self, mut state: Guard<'a>, data: S, begun: bool) -> (Guard<'a>, Sent) {
+        let mut sent = Sent::default();
+        if let Some(connection) = &mut state.connection {
+            if !begun && connection.hold(data) {
+                watching::ensure_flush_scheduled(self, &mut state);
+                return (state, Sent { bytes: data.size(), ..sent });
+            }
+            connection.send_held();
+        }
+        while sent.bytes < data.size()
+            && let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none())
+        {
+            let (_, rest) = data.split(sent.bytes);
+            let Some(planned) = connection.plan(rest, begun || sent.bytes > 0) else { break };
+            sent.bytes += planned.size();
+            let Some(queue) = connection.begin_unlocked(planned.size()) else {
+                let _ = connection.post_planned(&planned);
+                continue;
+            };
+            drop(state);
+            sent.unlocked = true;
+            // SAFETY: a connection is dropped only when no thread uses it without the lock.
+            let posted = unsafe { planned.post(queue) };
+            state = self.lock();
+            if let Some(connection) = &mut state.connection {
+                connection.end_unlocked(posted);
+            }
+            self.notify_waiting(&state);
+            if !state.can_write() {
+                break;
+            }
+        }
+        (state, sent)
+    }
+}
+
+/// What a part of a call has sent.
+#[derive(Default)]
+struct Sent {
+    bytes: usize,
+    /// The lock was released meanwhile: what the caller knows of the state may not be true any more.
+    unlocked: bool,
 }
 
 /// Returns how a sleep ends a call that has transferred `done` bytes; `None` if the call goes on.
@@ -497,8 +531,8 @@ impl State {
         }
     }
 
-    /// Returns the result of a call that has received `done` bytes and finds no more, unless more
-    /// may come. An error is reported once, and not together with data.
+    /// Returns the result of a call that has received `done` bytes and finds no more; `None` if
+    /// more may come. An error is reported once, and only by a call that has received nothing.
     fn end_of_data(&mut self, done: usize) -> Option<Result<usize>> {
         if !self.eof && !self.shut_read && self.error.is_none() {
             return None;
@@ -587,20 +621,44 @@ fn total_len(buffers: &[iovec]) -> Result<usize> {
 impl State {
     /// Returns whether a thread copies received data without the lock.
     #[inline]
-    pub(super) fn is_being_read(&self) -> bool {
+    fn is_being_read(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.is_being_read())
+    }
+
+    fn add_waiting(&mut self, more: bool) {
+        self.connection.iter_mut().for_each(|connection| connection.add_waiting(more));
+    }
+
+    /// Returns whether the connection must not be dropped: a thread uses it without the lock.
+    pub(super) fn is_used_unlocked(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.is_in_use())
     }
 }
 
 impl Stream {
-    /// Waits until no other thread copies received data.
+    /// Waits while the connection `is_used` by another thread without the lock.
     #[inline]
-    pub(super) fn wait_for_reader<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
-        while let Some(connection) = state.connection.as_mut().filter(|connection| connection.is_being_read()) {
-            connection.await_reader();
-            state = channel_leader::wait_for_change(self, state);
+    pub(super) fn wait_while<'a>(&'a self, state: Guard<'a>, is_used: impl Fn(&Connection) -> bool) -> Guard<'a> {
+        let is_used = |state: &State| state.connection.as_deref().is_some_and(&is_used);
+        if is_used(&state) { self.wait_while_used(state, is_used) } else { state }
+    }
+
+    #[cold]
+    fn wait_while_used<'a>(&'a self, mut state: Guard<'a>, is_used: impl Fn(&State) -> bool) -> Guard<'a> {
+        state.add_waiting(true);
+        while is_used(&state) {
+            // No cancellation point, as a wait for the lock.
+            state = cancel::never(|| channel_leader::wait_for_change(self, state));
         }
+        state.add_waiting(false);
         state
+    }
+
+    /// Notifies the threads that wait in [`wait_while`](Self::wait_while).
+    fn notify_waiting(&self, state: &State) {
+        if state.connection.as_ref().is_some_and(|connection| connection.is_awaited()) {
+            self.changed.notify();
+        }
     }
 
     /// Copies received data into the buffers, after their first `skip` bytes, in large pieces, each
@@ -629,62 +687,10 @@ impl Stream {
             state = self.lock();
             let Some(connection) = &mut state.connection else { break };
             done += into.len();
-            if connection.end_reading(into.len()) || state.is_closed() {
-                self.changed.notify();
-            }
+            connection.end_reading(into.len());
+            self.notify_waiting(&state);
         }
         (state, done)
-    }
-}
-
-impl Stream {
-    /// Returns whether the connection must not be dropped: a thread uses it without the lock.
-    pub(super) fn is_used_unlocked(&self, state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.is_in_use())
-    }
-}
-
-impl Posts for Stream {
-    type Write = RdmaWrite;
-    type Queue = SendQueue;
-
-    fn outbox(state: &mut State) -> Option<(&mut Outbox<RdmaWrite>, SendQueue)> {
-        state.connection.as_mut().map(|connection| connection.outbox())
-    }
-
-    fn post(queue: &SendQueue, writes: &[Option<RdmaWrite>]) -> Result<()> {
-        for pair in writes.chunks(2) {
-            for write in pair.iter().flatten() {
-                // SAFETY: only writes of the calling thread's own call have bytes to copy, so they
-                // are readable; the flow control has reserved their space in the send buffer.
-                unsafe { write.copy() };
-            }
-            match *pair {
-                [Some(first), Some(second)] if first.has_message_with_bytes() && second.has_message_with_bytes() => {
-                    queue.post_both([first, second])?;
-                }
-                _ => pair.iter().flatten().try_for_each(|&write| queue.post(write))?,
-            }
-        }
-        Ok(())
-    }
-
-    fn post_failed(&self, state: &mut State, error: Errno) {
-        if let Some(connection) = &mut state.connection {
-            connection.fail(error);
-            // Writes of other calls were discarded, too: all work requests complete, which wakes a
-            // leader in every phase.
-            connection.flush_qp();
-        }
-        self.process_completions(state);
-    }
-
-    fn is_in_use(&self, state: &mut State) -> bool {
-        self.is_used_unlocked(state)
-    }
-
-    fn is_closing(state: &State) -> bool {
-        state.is_closed()
     }
 }
 

@@ -95,24 +95,22 @@ impl State {
         self.mappings.pending
     }
 
-    /// Advertises mappings before data is sent. Returns false if the caller has to wait for credits
-    /// or space. Fails with `ENOMEM` without a send buffer.
-    pub(super) fn advertise_mappings(&mut self) -> Result<bool> {
+    /// Advertises mappings before data is sent. Returns false if the caller has to wait for credits or
+    /// space. The connection records a failure.
+    pub(super) fn advertise_mappings(&mut self) -> bool {
         if !self.mappings.pending {
-            return Ok(true);
+            return true;
         }
-        let Some(connection) = &mut self.connection else { return Ok(true) };
+        let Some(connection) = &mut self.connection else { return true };
         while let Some((position, index)) = next_wanted(self.mappings.entries(), connection.peer_iomap()) {
-            if !self.mappings.write(position, index, connection)? {
-                return Ok(false);
+            if !self.mappings.write(position, index, connection) {
+                return false;
             }
         }
         // Data does not wait for withdrawn entries, and the last credits are reserved for data.
         while let Some((position, index)) = next_stale(self.mappings.entries()) {
-            if connection.credits() <= RESERVED_CREDITS
-                || !self.mappings.write(position, index, connection).unwrap_or(false)
-            {
-                return Ok(true);
+            if connection.credits() <= RESERVED_CREDITS || !self.mappings.write(position, index, connection) {
+                return true;
             }
         }
         self.mappings.pending = false;
@@ -121,30 +119,28 @@ impl State {
         {
             cm::log::background(id.id(), Errno::ENOMEM, Cause::NoEntry);
         }
-        Ok(true)
+        true
     }
 }
 
 impl Mappings {
-    /// Writes the mapping at `position` into entry `index` of the peer's iomap. Returns false if
-    /// the caller has to wait for credits or space. The connection itself records its failure.
-    fn write(&mut self, position: usize, index: u16, connection: &mut Connection) -> Result<bool> {
-        let Some(mapped) = self.list.get_mut(position) else { return Ok(true) };
+    /// Writes the mapping at `position` into entry `index` of the peer's iomap. Returns false if the
+    /// caller has to wait for credits or space.
+    fn write(&mut self, position: usize, index: u16, connection: &mut Connection) -> bool {
+        let Some(mapped) = self.list.get_mut(position) else { return true };
         let region = match &mapped.memory {
             Some(memory) => Region { addr: mapped.start as u64, rkey: memory.rkey(), length: mapped.len as u32 },
             None => Region::default(),
         };
-        match connection.advertise_mapping(index, Mapping { offset: mapped.offset, region }) {
-            Ok(false) => return Ok(false),
-            Err(error) if connection.failure().is_none() => return Err(error),
-            Ok(true) | Err(_) => {}
+        if connection.advertise_mapping(index, Mapping { offset: mapped.offset, region }) == Ok(false) {
+            return false;
         }
         if mapped.memory.is_some() {
             mapped.entry = Entry::Written(index);
         }
         // The entry is not stale any more.
         self.list.retain(|mapped| mapped.entry != Entry::Stale(index));
-        Ok(true)
+        true
     }
 }
 

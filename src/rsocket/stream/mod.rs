@@ -1,12 +1,11 @@
 //! Stream rsockets.
 //!
 //! A stream's lock guards everything behind its descriptor. It is held while data is copied, unless
-//! that is much and another thread uses the stream ([`outbox`], [`data`]), and never while waiting.
+//! that is much and another thread uses the stream ([`data`]), and never while waiting.
 //! One of the threads that wait for a connected stream, the leader, sleeps in its completion
 //! channel and notifies the others. The reactor delivers connection manager events.
 
 mod accept;
-mod background_close;
 mod backlog;
 mod blocking;
 mod channel_leader;
@@ -16,7 +15,6 @@ mod connection;
 mod data;
 mod iomap;
 mod options;
-mod outbox;
 mod readiness;
 mod service;
 mod sockopt;
@@ -27,7 +25,7 @@ use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-pub use background_close::wait_for_all;
+pub use close::wait_for_all;
 pub use options::Value;
 #[cfg(fuzzing)]
 pub use options::after_calls;
@@ -44,8 +42,8 @@ use crate::os::alloc::try_arc;
 use crate::os::fork::Owner;
 use crate::os::sockaddr::{AF_IB, SockAddr, len_of_family};
 use crate::os::sync::{self, Changes, Lock};
-use background_close::BackgroundClose;
 use backlog::Listening;
+use close::Background;
 use connect::Attempt;
 use connection::{Batch, Connection, Outcome, Unconnected};
 use iomap::Mappings;
@@ -121,7 +119,7 @@ struct State {
     /// The disconnect message was sent or queued, or is not needed any more.
     disconnect_sent: bool,
     /// A shutdown or close that the reactor completes in the background.
-    closing: Option<BackgroundClose>,
+    background: Option<Background>,
     /// The stream is closed, and no thread but the reactor's uses it: the timer releases its
     /// resources ([`Stream::close_soon`]).
     release_due: bool,
@@ -306,7 +304,7 @@ impl State {
             handed_over: false,
             cm_disconnected: false,
             disconnect_sent: false,
-            closing: None,
+            background: None,
             release_due: false,
             send_lost: false,
             spinning: Spinning::new(),
@@ -410,7 +408,7 @@ impl Drop for Stream {
 /// Resets the counters in a child of fork(), which has none of its parent's connections.
 pub fn in_child() {
     backlog::in_child();
-    background_close::in_child();
+    close::in_child();
 }
 
 /// Returns the length of an address in bytes, by its family.

@@ -13,7 +13,6 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Mutex, MutexGuard};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
-use super::outbox::{self, Outbox, Posts};
 use super::watching::{self, HoldsData, Starts};
 use crate::errno::{Errno, Result};
 use crate::os::event::{Deadline, EventFd, poll};
@@ -126,20 +125,9 @@ pub struct State {
     starting: bool,
     shut: bool,
     closed: bool,
-    /// The channel and the send queue were destroyed.
+    /// The channel was destroyed.
     released: bool,
-    /// Number of the next write.
-    next_write: u32,
-    outbox: Outbox<u32>,
-    send_queue: std::sync::Arc<SendQueue>,
     cqs: std::sync::Arc<Cqs>,
-}
-
-/// The send queue: the writes that were posted.
-#[derive(Default)]
-pub struct SendQueue {
-    posted: Mutex<Vec<u32>>,
-    destroyed: Mutex<bool>,
 }
 
 pub struct Stream {
@@ -174,9 +162,6 @@ impl Stream {
                 shut: false,
                 closed: false,
                 released: false,
-                next_write: 0,
-                outbox: Outbox::new(),
-                send_queue: std::sync::Arc::default(),
                 cqs,
             }),
             changed: Changes::default(),
@@ -254,33 +239,6 @@ impl Stream {
             }
             state = channel_leader::wait(self, state, None).0;
         }
-    }
-
-    /// Sends a large message, which is posted without the lock. Returns false if the stream is
-    /// closed.
-    pub fn send_large(&self) -> bool {
-        let mut state = self.lock();
-        if state.closed {
-            return false;
-        }
-        state.outbox.reserve(8).unwrap();
-        state.outbox.begin();
-        let number = state.next_write;
-        state.next_write += 1;
-        assert!(state.outbox.is_open());
-        state.outbox.add(number).unwrap();
-        drop(outbox::post_collected(self, state));
-        true
-    }
-
-    /// Returns the number of writes that were to be posted.
-    pub fn writes(&self) -> u32 {
-        self.lock().next_write
-    }
-
-    /// Returns the writes that were posted.
-    pub fn posted(&self) -> Vec<u32> {
-        self.lock().send_queue.posted.lock().unwrap().clone()
     }
 
     /// Sends a small message after another one, whose completion may not have been seen, and makes
@@ -438,9 +396,7 @@ impl Stream {
             unreachable!("no signal handlers here")
         };
         assert!(!state.leadership.has_leader());
-        state = outbox::wait_until_unused(self, state);
         *self.cqs.destroyed.lock().unwrap() = true;
-        *state.send_queue.destroyed.lock().unwrap() = true;
         state.released = true;
     }
 }

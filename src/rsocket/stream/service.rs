@@ -35,11 +35,12 @@ impl Service for Stream {
 
     fn expired(self: Arc<Self>, _: Key) -> bool {
         let Some(mut state) = self.lock_to_serve() else { return false };
-        if state.closing.is_some() {
-            return self.continue_close(state);
+        if state.background.is_some() {
+            self.continue_in_background(state);
+            return true;
         }
         match state.phase {
-            Phase::Connected => return self.keep_alive(&mut state),
+            Phase::Connected => self.keep_alive(&mut state),
             // The peer has not finished the handshake within this side's time-out.
             Phase::Accepting(_) => drop(self.finish_handshake(state, Err(Errno::ETIMEDOUT))),
             // Requests wait for an answer.
@@ -49,7 +50,7 @@ impl Service for Stream {
             }
             // A call of rclose(3) that is in progress releases its stream itself.
             Phase::Closed if state.release_due => {
-                let is_used_unlocked = self.is_used_unlocked(&state);
+                let is_used_unlocked = state.is_used_unlocked();
                 let mut connection = state.connection.iter();
                 if is_used_unlocked || connection.any(|connection| connection.channel.leadership.has_leader()) {
                     return false;
@@ -106,7 +107,7 @@ impl Stream {
                 // A lack of memory or descriptors loses nothing: the event, if there is one, stays
                 // in the channel. Requests that were read before must not wait for another one.
                 Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
-                    state.key.into_iter().for_each(|key| reactor::try_pause(key, RETRY_DELAY));
+                    state.key.into_iter().for_each(|key| reactor::pause(key, RETRY_DELAY));
                     return Some((state, true));
                 }
                 Err(error) => {

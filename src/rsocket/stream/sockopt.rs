@@ -95,7 +95,10 @@ impl Stream {
         }
         match state.options.set(level, name, value, fixed)? {
             Effect::None => Ok(()),
-            Effect::Keepalive => self.change_keep_alive(state),
+            Effect::Keepalive => {
+                state.set_keep_alive();
+                Ok(())
+            }
             Effect::Nodelay => {
                 self.send_held(&mut state);
                 let nodelay = state.options.nodelay;

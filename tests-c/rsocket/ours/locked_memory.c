@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-enum { MB = 1 << 20, PAIRS = 6, PIECE = 400000, IDLE_PAIRS = 20, IDLE_KB = 12, MANY = 400, MANY_PIECE = 40000,
+enum { MB = 1 << 20, PAIRS = 6, PIECE = 400000, IDLE_PAIRS = 20, IDLE_KB = 16, MANY = 400, MANY_PIECE = 40000,
        FULL_BUFFER = 131072, USES_ALL = 70000 };
 
 static struct rspair pairs[PAIRS];

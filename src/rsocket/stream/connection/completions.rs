@@ -2,16 +2,15 @@
 //! stream data: shutdown, keepalive, credit updates, and entries of the peer's iomap.
 
 use std::mem::{self, MaybeUninit};
-use std::ptr;
 
-use super::post::{RdmaWrite, inline_sge};
+use super::post::inline_sge;
 use super::{BATCH, Batch, CONTROL_DATA, Connection, IMM_LEN, Outcome, SGL};
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{CreditUpdate, Reasons, Violation};
 use crate::rsocket::wire::{self, Control, IOMAP_ENTRY, Mapping, Message, Region, SGL_ENTRY};
 use crate::verbs::ibv_wc_status;
-use crate::verbs::rc::{RECV_WR_ID_FLAG, Sge, ibv_wc};
+use crate::verbs::rc::{Opcode, RECV_WR_ID_FLAG, SendWr, Sge, ibv_wc};
 
 impl Connection {
     /// Polls the receive CQ into `batch`, for [`process`](Self::process). Returns the number of
@@ -326,7 +325,7 @@ impl Connection {
         if !self.send.flow.has_control() {
             self.reap_send_cq();
         }
-        self.send.flow.has_control()
+        self.send.flow.has_control() && !self.is_sending_unlocked()
     }
 
     /// Sends a message with at most `CONTROL_DATA` bytes for the peer's memory at `addr`.
@@ -335,30 +334,18 @@ impl Connection {
         let requests = if self.qp.is_iwarp() && !bytes.is_empty() { 2 } else { 1 };
         let wr_id = self.send.flow.take_control(requests);
         let (sg_list, inline) = self.stage(bytes);
-        let rkey = self.send.peer.rkey;
-        self.post_or_collect(RdmaWrite {
-            message: Some(message),
-            sg_list,
-            source: None,
-            inline,
-            addr,
-            rkey,
-            wr_id,
-            signaled: true,
-        })
+        let rkey = if bytes.is_empty() { 0 } else { self.send.peer.rkey };
+        let opcode = Opcode::WriteImm(message.word());
+        self.qp.send_queue().post(SendWr { wr_id, opcode, addr, rkey, sg_list, inline, signaled: true })
     }
 
     /// Returns the scatter/gather list of `bytes` and whether they go inline; otherwise copies them
     /// into registered memory.
     fn stage(&mut self, bytes: &[u8]) -> ([Sge; 2], bool) {
-        if bytes.len() as u32 <= self.qp.can_inline() && !self.outbox.is_open() {
+        if bytes.len() as u32 <= self.qp.can_inline() {
             return (inline_sge(bytes), true);
         }
-        let (start, lkey) = self.send.control_data.next();
-        // SAFETY: the slot has `CONTROL_DATA` bytes. No outstanding message uses it: there are at
-        // most as many outstanding messages as slots, and they complete in order.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
-        ([Sge { addr: start.as_ptr() as usize as u64, len: bytes.len() as u32, lkey }, Sge::default()], false)
+        (self.send.control_data.fill(bytes), false)
     }
 
     /// Posts a write without bytes. Its completion shows whether the peer still answers.
@@ -367,11 +354,14 @@ impl Connection {
             // The completions of the outstanding messages show that, too.
             return Ok(());
         }
+        self.post_empty(Opcode::Write)
+    }
+
+    /// Posts a work request without bytes.
+    pub(super) fn post_empty(&mut self, opcode: Opcode) -> Result<()> {
         let wr_id = self.send.flow.take_control(1);
         let sg_list = [Sge::default(); 2];
-        let write =
-            RdmaWrite { message: None, sg_list, source: None, inline: false, addr: 0, rkey: 0, wr_id, signaled: true };
-        self.post_or_collect(write)
+        self.qp.send_queue().post(SendWr { wr_id, opcode, addr: 0, rkey: 0, sg_list, inline: false, signaled: true })
     }
 
     /// Sends the credit updates that are due.
@@ -421,16 +411,15 @@ impl Connection {
         // Mappings and data share the last credits, so the data must not be late.
         self.send_held();
         self.send.flow.hold_nothing();
-        let inline = IOMAP_ENTRY as u32 <= self.qp.can_inline() && !self.outbox.is_open();
+        let inline = IOMAP_ENTRY as u32 <= self.qp.can_inline();
         let space = if inline { 0 } else { IOMAP_ENTRY as u32 };
         let Some(offset) = self.send.flow.plan_update(space) else { return Ok(false) };
         let bytes = wire::emit_iomap(mapping, self.send.peer.swap);
-        let sg_list = if inline { inline_sge(&bytes) } else { self.send.buffer.fill(&self.qp, &bytes[..], offset)? };
+        let sg_list = if inline { inline_sge(&bytes) } else { self.send.buffer.fill(&bytes[..], offset) };
         let (wr_id, signaled) = self.send.flow.take_update(space);
         let addr = self.send.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
-        let rkey = self.send.peer.rkey;
-        let message = Some(Message::Iomap(index));
-        self.post(RdmaWrite { message, sg_list, source: None, inline, addr, rkey, wr_id, signaled })?;
+        let (rkey, opcode) = (self.send.peer.rkey, Opcode::WriteImm(Message::Iomap(index).word()));
+        self.post(SendWr { wr_id, opcode, addr, rkey, sg_list, inline, signaled })?;
         Ok(true)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::mem::zeroed;
 use std::ops::Range;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use super::IMM_LEN;
 use crate::cm::{self, Id, Limits};
@@ -26,115 +26,37 @@ const PAGE: u32 = 4096;
 /// and crosses a page (docs/compatibility.md).
 const MAX_UNSPLIT: u32 = 32;
 
-/// An RDMA write into the peer's memory, with or without a message.
-#[derive(Clone, Copy, Debug)]
-pub struct RdmaWrite {
-    pub message: Option<Message>,
-    /// The bytes, in memory regions unless they go inline; both entries are empty for a message
-    /// without bytes.
-    pub sg_list: [Sge; 2],
-    /// The program's bytes, which are copied before the write is posted, unless they are in place.
-    pub source: Option<NonNull<u8>>,
-    pub inline: bool,
-    pub addr: u64,
-    pub rkey: u32,
-    /// The wr_id of the last work request.
-    pub wr_id: u64,
-    pub signaled: bool,
+/// Returns whether soft-iWARP needs a write to be signaled: it passes the pages of an unsignaled
+/// write to TCP, and completes the requests that follow before TCP has sent the pages, so the
+/// program could overwrite them. It copies signaled writes (docs/compatibility.md).
+fn must_be_signaled(write: &SendWr) -> bool {
+    write.sg_list[0].len + write.sg_list[1].len >= PAGE
 }
 
-// SAFETY: a write that refers to the program's memory is collected and posted by one call, in its
-// thread (`Connection::post_or_collect`). Others refer to registered memory only.
-unsafe impl Send for RdmaWrite {}
-
-impl RdmaWrite {
-    /// Copies the bytes that are not in place yet.
-    ///
-    /// # Safety
-    /// The source is readable, and no outstanding work request reads the destination.
-    pub unsafe fn copy(&self) {
-        let Some(mut from) = self.source else { return };
-        for sge in &self.sg_list {
-            let (into, len) = (ptr::with_exposed_provenance_mut(sge.addr as usize), sge.len as usize);
-            // SAFETY: the list describes space of the send buffer. Both are valid for the length:
-            // guaranteed by the caller.
-            unsafe {
-                ptr::copy_nonoverlapping(from.as_ptr(), into, len);
-                from = from.add(len);
-            }
-        }
+/// Returns the bytes of a write as two pieces if soft-iWARP needs that.
+fn split_sg_list(write: &SendWr) -> [Sge; 2] {
+    let [first, second] = write.sg_list;
+    let left = PAGE - first.addr as u32 % PAGE;
+    if write.inline || second.len > 0 || first.len > MAX_UNSPLIT || first.len <= left {
+        return write.sg_list;
     }
+    let rest = Sge { addr: first.addr + u64::from(left), len: first.len - left, ..first };
+    [Sge { len: left, ..first }, rest]
+}
 
-    #[inline]
-    fn is_empty(&self) -> bool {
-        self.sg_list[0].len == 0
-    }
-
-    #[inline]
-    fn request(&self, opcode: Opcode, wr_id: u64, signaled: bool) -> SendWr {
-        let (addr, rkey) = if self.is_empty() { (0, 0) } else { (self.addr, self.rkey) };
-        SendWr { wr_id, opcode, addr, rkey, sg_list: self.sg_list, inline: self.inline, signaled }
-    }
-
-    /// Returns whether this is a message with bytes, as [`SendQueue::post_both`] posts them.
-    pub fn has_message_with_bytes(&self) -> bool {
-        self.message.is_some() && !self.is_empty()
-    }
-
-    /// Returns whether soft-iWARP needs the write to be signaled: it passes the pages of an
-    /// unsignaled write to TCP, and completes the requests that follow before TCP has sent the
-    /// pages, so the program could overwrite them. It copies signaled writes
-    /// (docs/compatibility.md).
-    fn must_be_signaled(&self) -> bool {
-        self.sg_list[0].len + self.sg_list[1].len >= PAGE
-    }
-
-    /// Returns the bytes as two pieces if soft-iWARP needs that.
-    fn split_sg_list(&self) -> [Sge; 2] {
-        let [first, second] = self.sg_list;
-        let left = PAGE - first.addr as u32 % PAGE;
-        if self.inline || second.len > 0 || first.len > MAX_UNSPLIT || first.len <= left {
-            return self.sg_list;
-        }
-        let rest = Sge { addr: first.addr + u64::from(left), len: first.len - left, ..first };
-        [Sge { len: left, ..first }, rest]
-    }
-
-    /// Returns the write, without a message, as a work request for iWARP.
-    fn iwarp_write(&self, wr_id: u64, signaled: bool) -> SendWr {
-        let request = self.request(Opcode::Write, wr_id, signaled || self.must_be_signaled());
-        SendWr { sg_list: self.split_sg_list(), ..request }
-    }
-
-    /// Returns the write as one work request, with the message, if any, as immediate data.
-    #[inline]
-    fn as_one(&self, iwarp: bool) -> SendWr {
-        match self.message {
-            Some(message) => self.request(Opcode::WriteImm(message.word().to_be()), self.wr_id, self.signaled),
-            None if iwarp => self.iwarp_write(self.wr_id, self.signaled),
-            None => self.request(Opcode::Write, self.wr_id, self.signaled),
-        }
-    }
-
-    /// Returns the message as iWARP sends it, in a SEND.
-    fn imm(&self) -> [u8; IMM_LEN] {
-        self.message.map_or([0; IMM_LEN], |message| message.word().to_ne_bytes())
-    }
-
-    /// Returns the work requests for iWARP: the write, and a SEND of `imm`.
-    fn as_two(&self, imm: &[u8; IMM_LEN]) -> [SendWr; 2] {
-        let write = self.iwarp_write(self.wr_id - 1, false);
-        let send = SendWr {
-            wr_id: self.wr_id,
-            opcode: Opcode::Send,
-            addr: 0,
-            rkey: 0,
-            sg_list: inline_sge(imm),
-            inline: true,
-            signaled: self.signaled,
-        };
-        [write, send]
-    }
+/// Returns the work requests of a message for iWARP: the write without immediate data, and a SEND of
+/// this data, which is stored in `content`.
+fn as_two(write: &SendWr, imm: u32, content: &mut [u8; IMM_LEN]) -> [SendWr; 2] {
+    *content = imm.to_ne_bytes();
+    let data = SendWr {
+        wr_id: write.wr_id - 1,
+        opcode: Opcode::Write,
+        sg_list: split_sg_list(write),
+        signaled: must_be_signaled(write),
+        ..*write
+    };
+    let (opcode, sg_list) = (Opcode::Send, inline_sge(content));
+    [data, SendWr { opcode, addr: 0, rkey: 0, sg_list, inline: true, ..*write }]
 }
 
 /// Returns the scatter/gather list of bytes that go inline.
@@ -266,15 +188,15 @@ impl QueuePair {
 }
 
 impl SendQueue {
-    /// Posts a write. A failure ends the connection.
+    /// Posts a work request. A failure ends the connection.
     #[inline]
-    pub fn post(&self, write: RdmaWrite) -> Result<()> {
-        if self.iwarp && write.message.is_some() {
-            return self.post_as_two(write);
+    pub fn post(&self, request: SendWr) -> Result<()> {
+        if self.iwarp {
+            return self.post_iwarp(&request);
         }
         // SAFETY: the QP is live; the bytes lie in a memory region that outlives the request, or go
         // inline.
-        unsafe { rc::post_send(self.qp, &[write.as_one(self.iwarp)]) }
+        unsafe { rc::post_send(self.qp, &[request]) }
     }
 
     /// Returns the work request for [`post_inline`](Self::post_inline).
@@ -287,46 +209,49 @@ impl SendQueue {
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn post_inline(&self, write: &mut InlineWrite, data: &[u8], request: &InlineRequest) -> Result<()> {
-        let message = Message::Data(data.len() as u32);
+        let imm = Message::Data(data.len() as u32).word();
         let &InlineRequest { addr, rkey, wr_id, signaled } = request;
         if self.iwarp {
-            let (message, sg_list) = (Some(message), inline_sge(data));
-            let write = RdmaWrite { message, sg_list, source: None, inline: true, addr, rkey, wr_id, signaled };
-            return self.post_as_two(write);
+            let (opcode, sg_list) = (Opcode::WriteImm(imm), inline_sge(data));
+            return self.post_iwarp(&SendWr { wr_id, opcode, addr, rkey, sg_list, inline: true, signaled });
         }
         // SAFETY: the QP is live.
-        unsafe { write.post(data, message.word().to_be(), (addr, rkey), (wr_id, signaled)) }
+        unsafe { write.post(data, imm, (addr, rkey), (wr_id, signaled)) }
     }
 
-    /// Posts an RDMA read of no bytes. A failure ends the connection.
-    pub fn post_read(&self, wr_id: u64) -> Result<()> {
-        let sg_list = [Sge::default(); 2];
-        let read = SendWr { wr_id, opcode: Opcode::Read, addr: 0, rkey: 0, sg_list, inline: false, signaled: true };
-        // SAFETY: the QP is live; the request has no bytes.
-        unsafe { rc::post_send(self.qp, &[read]) }
-    }
-
+    /// As [`post`](Self::post), on iWARP.
     #[inline(never)]
-    fn post_as_two(&self, write: RdmaWrite) -> Result<()> {
+    fn post_iwarp(&self, request: &SendWr) -> Result<()> {
+        let Opcode::WriteImm(imm) = request.opcode else {
+            let signaled = request.signaled || must_be_signaled(request);
+            let request = SendWr { sg_list: split_sg_list(request), signaled, ..*request };
+            // SAFETY: as in `post`.
+            return unsafe { rc::post_send(self.qp, &[request]) };
+        };
         self.check_inline_imm()?;
-        let imm = write.imm();
-        let [data, send] = write.as_two(&imm);
-        // SAFETY: as above; `imm` lives until the call returns.
+        let mut content = [0; IMM_LEN];
+        let [data, send] = as_two(request, imm, &mut content);
+        // SAFETY: as in `post`; `content` lives until the call returns.
         unsafe {
-            if write.is_empty() { rc::post_send(self.qp, &[send]) } else { rc::post_send(self.qp, &[data, send]) }
+            if request.is_empty() { rc::post_send(self.qp, &[send]) } else { rc::post_send(self.qp, &[data, send]) }
         }
     }
 
     /// Posts two messages with bytes as one chain.
-    pub fn post_both(&self, writes: [RdmaWrite; 2]) -> Result<()> {
+    pub fn post_both(&self, messages: [SendWr; 2]) -> Result<()> {
+        let [Opcode::WriteImm(imm), Opcode::WriteImm(next)] = messages.map(|message| message.opcode) else {
+            return messages.into_iter().try_for_each(|message| self.post(message));
+        };
         if !self.iwarp {
-            // SAFETY: as above.
-            return unsafe { rc::post_send(self.qp, &writes.map(|write| write.as_one(false))) };
+            // SAFETY: as in `post`.
+            return unsafe { rc::post_send(self.qp, &messages) };
         }
         self.check_inline_imm()?;
-        let imms = writes.map(|write| write.imm());
-        let ([data, send], [next_data, next_send]) = (writes[0].as_two(&imms[0]), writes[1].as_two(&imms[1]));
-        // SAFETY: as above; the immediates live until the call returns.
+        let mut contents = [[0; IMM_LEN]; 2];
+        let [content, next_content] = &mut contents;
+        let ([data, send], [next_data, next_send]) =
+            (as_two(&messages[0], imm, content), as_two(&messages[1], next, next_content));
+        // SAFETY: as in `post`; the contents live until the call returns.
         unsafe { rc::post_send(self.qp, &[data, send, next_data, next_send]) }
     }
 
@@ -387,9 +312,8 @@ mod tests {
     fn short_writes_do_not_cross_a_page() {
         let pieces = |addr, lens: [u32; 2], inline| {
             let sg_list = lens.map(|len| Sge { addr, len, lkey: 7 });
-            let write =
-                RdmaWrite { message: None, sg_list, source: None, inline, addr: 0, rkey: 0, wr_id: 1, signaled: false };
-            write.split_sg_list().map(|sge| (sge.addr, sge.len))
+            let write = SendWr { wr_id: 1, opcode: Opcode::Write, addr: 0, rkey: 0, sg_list, inline, signaled: false };
+            split_sg_list(&write).map(|sge| (sge.addr, sge.len))
         };
         assert_eq!(pieces(0x2ff0, [17, 0], false), [(0x2ff0, 16), (0x3000, 1)]);
         assert_eq!(pieces(0x2fff, [32, 0], false), [(0x2fff, 1), (0x3000, 31)]);

@@ -11,7 +11,7 @@ use std::slice;
 
 use super::post::QueuePair;
 use super::send::ControlData;
-use super::{Connection, IMM_LEN, LARGE, Layout, REPOST, RemoteMemory, SGL};
+use super::{CONTROL_DATA, Connection, IMM_LEN, LARGE, Layout, REPOST, RemoteMemory, SGL};
 use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::os::pages::{self, Pages};
@@ -39,9 +39,8 @@ pub(super) struct ReceiveSide {
     iomap: u16,
     pub flow: Receiver,
     pub rings: Rings,
-    /// A thread copies data without the stream's lock, and whether another one waits for it.
+    /// A thread copies data without the stream's lock.
     is_being_read: bool,
-    is_reader_awaited: bool,
     _reservation: Reservation,
 }
 
@@ -97,7 +96,6 @@ impl ReceiveSide {
             flow,
             rings,
             is_being_read: false,
-            is_reader_awaited: false,
             _reservation: reservation,
         })
     }
@@ -124,11 +122,14 @@ impl ReceiveSide {
         }
     }
 
+    /// Returns the first send buffer.
+    pub fn first_send_buffer(&self) -> Sge {
+        self.memory.sge(self.layout.send, (self.layout.ring - self.layout.send) as u32)
+    }
+
     /// Returns the space for the bytes of control messages that do not go inline.
     pub fn control_data(&self) -> ControlData {
-        // SAFETY: by the layout the space lies in the memory.
-        let start = unsafe { self.memory.start().add(self.layout.control_data) };
-        ControlData::new(start, self.memory.lkey())
+        ControlData::new(self.memory.sge(self.layout.control_data, CONTROL_DATA as u32))
     }
 
     /// Posts the idle receives.
@@ -353,11 +354,6 @@ impl Connection {
         self.receive.is_being_read
     }
 
-    /// The calling thread waits until the thread that copies data has done so.
-    pub fn await_reader(&mut self) {
-        self.receive.is_reader_awaited = true;
-    }
-
     /// Returns whether a call that reads up to `len` bytes copies them without the lock: they are
     /// many, and another thread sends at the same time.
     #[inline]
@@ -370,7 +366,7 @@ impl Connection {
     pub fn begin_reading(&mut self, len: usize) -> Option<Unread> {
         let Received { ring, offset, len: available } = self.receive.flow.piece(0);
         let len = len.min(available as usize);
-        if len < LARGE {
+        if len < LARGE || self.is_awaited() {
             return None;
         }
         self.receive.is_being_read = true;
@@ -379,11 +375,10 @@ impl Connection {
         Some(Unread { start, len })
     }
 
-    /// The first `len` bytes were copied. Returns whether a thread waits for that.
-    pub fn end_reading(&mut self, len: usize) -> bool {
+    /// The first `len` bytes were copied.
+    pub fn end_reading(&mut self, len: usize) {
         self.receive.is_being_read = false;
         self.take(len as u64);
-        mem::take(&mut self.receive.is_reader_awaited)
     }
 
     #[inline]
@@ -409,25 +404,24 @@ pub(super) fn next_step(steps: [u32; 2], size: u32) -> Option<u32> {
     steps.into_iter().find(|&step| step > size)
 }
 
-/// Memory of a grown buffer or ring.
+/// Memory of a buffer or ring that is not a first one, and its part of the process's budget.
 #[derive(Debug)]
 pub(super) struct Grown {
     pub memory: MemoryRegion,
-    _reservation: Reservation,
+    _reservation: Option<Reservation>,
 }
 
 impl Grown {
-    /// Allocates memory within the process's budget. Fails with `ENOMEM` without a reservation.
+    /// Allocates memory.
     ///
     /// # Safety
     /// A live PD that outlives the result.
-    pub unsafe fn with(
+    pub unsafe fn new(
         reservation: Option<Reservation>,
         pd: NonNull<ibv_pd>,
         bytes: u32,
         remote: bool,
     ) -> Result<Grown> {
-        let reservation = reservation.ok_or(Errno::ENOMEM)?;
         // SAFETY: guaranteed by the caller.
         let memory = unsafe { MemoryRegion::new(pd, bytes as usize, remote)? };
         Ok(Grown { memory, _reservation: reservation })
@@ -481,7 +475,7 @@ impl Rings {
         let take = if size == self.full_size { Reservation::take_full } else { Reservation::take };
         let reservation = take(size).ok_or(Errno::ENOMEM)?;
         // SAFETY: the PD is that of the live QP, and outlives the connection.
-        unsafe { Grown::with(Some(reservation), qp.pd()?, size, true) }.map_err(|_| Errno::ENOMEM)
+        unsafe { Grown::new(Some(reservation), qp.pd()?, size, true) }.map_err(|_| Errno::ENOMEM)
     }
 
     /// Returns the size of the ring that is being advertised, in bytes.

@@ -1,8 +1,7 @@
 //! The send side: writes stream data into the peer's buffers, and riowrite(3) data into memory that
 //! the peer has mapped.
 //!
-//! The [`SendBuffer`] is allocated on first use, as large as the first message requires, and grown
-//! for a stream that it limits.
+//! The [`SendBuffer`] is grown for a stream that it limits.
 //!
 //! Small messages are held while earlier ones are on their way ([`Sender::may_hold`]). Held bytes
 //! lie in the send buffer and are no message yet. Everything that is sent after them, and every
@@ -11,21 +10,144 @@
 //!
 //! [`Sender::may_hold`]: crate::rsocket::flow::Sender::may_hold
 
-use std::mem::MaybeUninit;
-use std::ptr::NonNull;
+use std::mem::{self, MaybeUninit};
+use std::ptr::{self, NonNull};
+use std::slice;
 
-use super::gather::{Gather, MAX_COLLECTED, Source};
-use super::post::{QueuePair, RdmaWrite, SendQueue, inline_sge};
+use libc::iovec;
+
+use super::post::{QueuePair, SendQueue, inline_sge};
 use super::receive::{self, Grown};
 use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection, LARGE, Outcome};
 use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::rsocket::flow::{Chunk, Sender};
 use crate::rsocket::pinned_budget::{self, Reservation};
-use crate::rsocket::stream::outbox::Outbox;
 use crate::rsocket::wire::{ConnData, Message, Region};
-use crate::verbs::ibv_pd;
-use crate::verbs::rc::{CompletionQueue, InlineWrite, MemoryRegion, Sge};
+use crate::verbs::rc::{CompletionQueue, InlineWrite, Opcode, SendWr, Sge};
+
+/// Messages of several buffers up to this size, in bytes, are collected on the stack when the
+/// device takes them inline.
+pub const MAX_COLLECTED: usize = 256;
+
+/// The bytes that a program sends.
+pub trait Source: Copy {
+    /// Returns the number of bytes.
+    fn size(self) -> usize;
+    /// Returns the first `at` bytes and the rest. There are at least `at` bytes.
+    fn split(self, at: usize) -> (Self, Self);
+    /// Returns the bytes if they lie in one buffer.
+    fn in_one_piece(&self) -> Option<&[u8]>;
+    /// Copies all bytes to `into`.
+    ///
+    /// # Safety
+    /// `into` is writable for [`size`](Self::size) bytes, and not memory of the program.
+    unsafe fn copy_to(self, into: NonNull<u8>);
+}
+
+impl Source for &[u8] {
+    #[inline]
+    fn size(self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn split(self, at: usize) -> (Self, Self) {
+        self.split_at(at)
+    }
+
+    #[inline]
+    fn in_one_piece(&self) -> Option<&[u8]> {
+        Some(self)
+    }
+
+    #[inline]
+    unsafe fn copy_to(self, into: NonNull<u8>) {
+        // SAFETY: `into` is writable for the length and does not overlap `self`: guaranteed by the
+        // caller.
+        unsafe { ptr::copy_nonoverlapping(self.as_ptr(), into.as_ptr(), self.len()) };
+    }
+}
+
+/// The bytes of several buffers, in order.
+#[derive(Clone, Copy)]
+pub struct Gather<'a> {
+    buffers: &'a [iovec],
+    /// Number of bytes to skip at the beginning.
+    skip: usize,
+    /// Number of bytes after the skipped ones.
+    len: usize,
+}
+
+impl<'a> Gather<'a> {
+    /// Creates a source of `len` bytes of `buffers`, after the first `skip` ones.
+    ///
+    /// # Safety
+    /// The buffers hold `skip` plus `len` bytes, and are readable as long as the result lives.
+    pub unsafe fn new(buffers: &'a [iovec], skip: usize, len: usize) -> Gather<'a> {
+        Gather { buffers, skip, len }
+    }
+
+    /// Returns the bytes of each buffer.
+    fn pieces(&self) -> impl Iterator<Item = &'a [u8]> {
+        let mut left = self.len;
+        parts(self.buffers, self.skip).map_while(move |(start, len)| {
+            let len = len.min(left);
+            left -= len;
+            // SAFETY: the buffers are readable as long as `self` lives: guaranteed by the caller of
+            // `new`.
+            (len > 0).then(|| unsafe { slice::from_raw_parts(start, len) })
+        })
+    }
+
+    /// Copies the bytes to the beginning of `space` and returns them, if they fit.
+    pub fn collect<const LEN: usize>(self, space: &mut [MaybeUninit<u8>; LEN]) -> Option<&[u8]> {
+        if self.len > LEN {
+            return None;
+        }
+        let start = NonNull::from(space).cast();
+        // SAFETY: the bytes fit into `space`, and `copy_to` initialises all of them.
+        unsafe {
+            self.copy_to(start);
+            Some(slice::from_raw_parts(start.as_ptr(), self.len))
+        }
+    }
+}
+
+impl Source for Gather<'_> {
+    fn size(self) -> usize {
+        self.len
+    }
+
+    fn split(self, at: usize) -> (Self, Self) {
+        (Gather { len: at, ..self }, Gather { skip: self.skip + at, len: self.len - at, ..self })
+    }
+
+    fn in_one_piece(&self) -> Option<&[u8]> {
+        self.pieces().next().filter(|piece| piece.len() == self.len)
+    }
+
+    unsafe fn copy_to(self, into: NonNull<u8>) {
+        let mut done = 0;
+        for piece in self.pieces() {
+            // SAFETY: the pieces have `size` bytes in total, and `into` is writable for them:
+            // guaranteed by the caller.
+            unsafe { piece.copy_to(into.add(done)) };
+            done += piece.len();
+        }
+    }
+}
+
+/// Returns the address and length of each non-empty part of the buffers after the first `skip`
+/// bytes.
+pub fn parts(buffers: &[iovec], mut skip: usize) -> impl Iterator<Item = (*mut u8, usize)> {
+    buffers.iter().filter_map(move |buffer| {
+        let skipped = skip.min(buffer.iov_len);
+        skip -= skipped;
+        let start = buffer.iov_base.cast::<u8>().wrapping_add(skipped);
+        (skipped < buffer.iov_len).then_some((start, buffer.iov_len - skipped))
+    })
+}
 
 /// Memory of the peer, from its connection data.
 #[derive(Clone, Copy, Debug)]
@@ -42,23 +164,27 @@ pub(super) struct PeerMemory {
 /// Space for the bytes of control messages that do not go inline: a slot for each message.
 #[derive(Debug)]
 pub(super) struct ControlData {
-    start: NonNull<u8>,
-    lkey: u32,
+    first: Sge,
     next: usize,
 }
 
 impl ControlData {
-    /// The slots begin at `start`, in the receive side's memory region.
-    pub fn new(start: NonNull<u8>, lkey: u32) -> ControlData {
-        ControlData { start, lkey, next: 0 }
+    /// `first` is the first slot, of `CONTROL_DATA` bytes.
+    pub fn new(first: Sge) -> ControlData {
+        ControlData { first, next: 0 }
     }
 
-    /// Returns the next slot and its lkey.
-    pub fn next(&mut self) -> (NonNull<u8>, u32) {
+    /// Copies the bytes of a message to the next slot. Returns their scatter/gather list.
+    pub fn fill(&mut self, bytes: &[u8]) -> [Sge; 2] {
         let slot = self.next;
         self.next = (slot + 1) % CONTROL_ENTRIES as usize;
-        // SAFETY: by the layout there are `CONTROL_ENTRIES` slots of `CONTROL_DATA` bytes.
-        (unsafe { self.start.add(slot * CONTROL_DATA) }, self.lkey)
+        let addr = self.first.addr + (slot * CONTROL_DATA) as u64;
+        let sg_list = [Sge { addr, len: bytes.len() as u32, ..self.first }, Sge::default()];
+        // SAFETY: by the layout there are `CONTROL_ENTRIES` slots of `CONTROL_DATA` bytes. No outstanding
+        // message uses this one: there are at most as many outstanding messages as slots, and they
+        // complete in order.
+        unsafe { copy_to(&sg_list, bytes) };
+        sg_list
     }
 }
 
@@ -75,9 +201,16 @@ pub(super) struct SendSide {
     pub flow: Sender,
     pub buffer: SendBuffer,
     /// Messages up to this size go inline. 0 unless the stream is connected, may write, and has not
-    /// failed: the fast path looks at nothing else.
+    /// failed, and no thread sends without its lock: the fast path looks at nothing else.
     inline_limit: u32,
     max_inline: u32,
+    /// The stream is connected and may write.
+    may_send: bool,
+    /// A thread copies and posts without the stream's lock what it has reserved. Nothing else is posted
+    /// meanwhile: work requests complete in the order of their numbers.
+    is_unlocked: bool,
+    /// A completion has to wake the leader when that is over.
+    pub wake_due: bool,
     inline_write: InlineWrite,
     pub control_data: ControlData,
     pub peer: PeerMemory,
@@ -116,6 +249,9 @@ impl SendSide {
             buffer,
             inline_limit: 0,
             max_inline,
+            may_send: false,
+            is_unlocked: false,
+            wake_due: false,
             inline_write,
             control_data,
             peer: PeerMemory {
@@ -136,53 +272,78 @@ impl SendSide {
         self.cq_armed = true;
         Ok(())
     }
+}
 
-    /// Returns the offset where a message that begins at `done` must end, at most `len`. `begun`:
-    /// the program's call has sent data before.
-    fn limit(&self, done: usize, len: usize, begun: bool) -> usize {
-        if done == 0 && !begun { self.flow.first_message(len) } else { len }
+/// Messages that are posted together, whose space and work requests are reserved: their requests and
+/// bytes. The second one begins the peer's next buffer.
+pub struct Planned<S> {
+    first: (SendWr, S),
+    second: Option<(SendWr, S)>,
+}
+
+impl<S: Source> Planned<S> {
+    /// Returns the number of bytes.
+    pub fn size(&self) -> usize {
+        self.first.1.size() + self.second.map_or(0, |(_, bytes)| bytes.size())
+    }
+
+    /// Copies the bytes that do not go inline to the send buffer, and posts the requests.
+    ///
+    /// # Safety
+    /// The QP and the send buffer are live.
+    pub unsafe fn post(&self, queue: SendQueue) -> Result<()> {
+        for (request, bytes) in [Some(self.first), self.second].into_iter().flatten() {
+            if !request.inline {
+                // SAFETY: the request describes space of the send buffer, which is live: guaranteed by
+                // the caller. The flow control has reserved it, so no outstanding request reads it.
+                unsafe { copy_to(&request.sg_list, bytes) };
+            }
+        }
+        match self.second {
+            Some((second, _)) => queue.post_both([self.first.0, second]),
+            None => queue.post(self.first.0),
+        }
+    }
+}
+
+/// Copies `bytes` to the memory of a scatter/gather list.
+///
+/// # Safety
+/// The list describes writable memory of this library, with space for them.
+unsafe fn copy_to(sg_list: &[Sge; 2], bytes: impl Source) {
+    let (first, wrapped) = bytes.split(sg_list[0].len as usize);
+    for (part, sge) in [(first, sg_list[0]), (wrapped, sg_list[1])] {
+        let into = ptr::with_exposed_provenance_mut(sge.addr as usize);
+        if let Some(into) = NonNull::new(into).filter(|_| sge.len > 0) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { part.copy_to(into) };
+        }
     }
 }
 
 impl Connection {
-    /// Reserves a planned message. Returns the write to post.
-    #[inline]
-    fn claim(&mut self, chunk: &Chunk, bytes: ([Sge; 2], Option<NonNull<u8>>), inline: bool) -> RdmaWrite {
-        let request = self.send.flow.take(chunk, inline);
-        RdmaWrite { source: bytes.1, ..self.write_of(chunk, bytes.0, inline, request) }
-    }
-
-    /// Returns the write of a message that was taken as the work request `(wr_id, signaled)`.
-    #[inline]
-    pub(super) fn write_of(
-        &mut self,
-        chunk: &Chunk,
-        sg_list: [Sge; 2],
-        inline: bool,
-        (wr_id, signaled): (u64, bool),
-    ) -> RdmaWrite {
-        if let Some(counters) = self.counters() {
-            counters.count_sent(chunk.len);
-        }
-        let message = Some(Message::Data(chunk.len));
-        RdmaWrite { message, sg_list, source: None, inline, addr: chunk.addr, rkey: chunk.rkey, wr_id, signaled }
-    }
-
     /// The stream is connected: its messages may go inline, unless it has failed meanwhile.
     pub fn begin_sending(&mut self) {
-        self.send.inline_limit = if self.failed.is_none() { self.send.max_inline } else { 0 };
+        self.send.may_send = true;
+        self.update_inline_limit();
     }
 
     /// The stream sends no more data.
     pub fn end_sending(&mut self) {
-        self.send.inline_limit = 0;
+        self.send.may_send = false;
+        self.update_inline_limit();
     }
 
-    /// Returns whether a message of `len` bytes may refer to the program's memory: not if another
-    /// call posts it, nor after [`end_sending`](Self::end_sending).
+    fn update_inline_limit(&mut self) {
+        let SendSide { may_send, is_unlocked, max_inline, .. } = self.send;
+        let goes_inline = may_send && !is_unlocked && self.failed.is_none();
+        self.send.inline_limit = if goes_inline { max_inline } else { 0 };
+    }
+
+    /// Returns whether a message of `len` bytes goes inline.
     #[inline]
     pub fn takes_inline(&self, len: usize) -> bool {
-        len <= self.send.inline_limit as usize && !self.outbox.is_posting()
+        len <= self.send.inline_limit as usize
     }
 
     /// Sends `data`, which goes inline, in one message. Returns whether it was sent; the connection
@@ -209,135 +370,108 @@ impl Connection {
         self.send.flow.crosses_target_end(len)
     }
 
-    /// Sends as much of `data` as possible without waiting. Returns the number of bytes. `begun`:
-    /// the program's call has sent data before. An error that is not a failure of the connection is
-    /// a lack of memory: the send buffer is allocated on first use. Data may be held instead; the
-    /// caller then calls `watching::ensure_flush_scheduled`.
-    pub fn send<S: Source>(&mut self, data: S, begun: bool) -> Result<usize> {
-        if !begun && self.hold(data) {
-            return Ok(data.size());
-        }
-        self.send_held();
-        let mut done = 0;
-        while done < data.size() {
-            let (_, rest) = data.split(done);
-            let (rest, _) = rest.split(self.send.limit(done, data.size(), begun) - done);
-            let inline = self.goes_inline(rest);
-            let Some(chunk) = self.send.flow.plan(rest.size(), inline) else { break };
-            let (part, tail) = rest.split(chunk.len as usize);
-            let bytes = self.sg_list(&part, inline, chunk.offset)?;
-            let write = self.claim(&chunk, bytes, inline);
-            done += part.size() + self.send_with_tail(write, tail, inline)?;
-        }
-        Ok(done)
+    /// Reserves the next message of `data`, or two. Returns `None` if nothing can be sent now. `begun`:
+    /// the program's call has sent data before.
+    pub fn plan<S: Source>(&mut self, data: S, begun: bool) -> Option<Planned<S>> {
+        let wanted = if begun { data.size() } else { self.send.flow.first_message(data.size()) };
+        let (data, _) = data.split(wanted);
+        let inline = self.goes_inline(data);
+        let first = self.reserve(data, inline)?;
+        let (_, tail) = data.split(first.1.size());
+        let second = if tail.size() > 0 { self.reserve(tail, inline) } else { None };
+        Some(Planned { first, second })
     }
 
-    /// As [`send`](Self::send), for several buffers. Sends as few messages as for one buffer.
-    pub fn send_gathered(&mut self, data: Gather<'_>, begun: bool) -> Result<usize> {
-        let mut collected = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
-        if data.size() <= self.send.inline_limit as usize
-            && !self.outbox.is_open()
-            && let Some(bytes) = data.collect(&mut collected)
-        {
-            return self.send(bytes, begun);
-        }
-        self.send(data, begun)
-    }
-
-    /// Returns the scatter/gather list of a message's bytes: in the program's memory if they go
-    /// inline, otherwise in the send buffer. They are copied there, or will be from the address that
-    /// is also returned.
-    #[inline]
-    fn sg_list<S: Source>(&mut self, part: &S, inline: bool, offset: u32) -> Result<([Sge; 2], Option<NonNull<u8>>)> {
-        match part.in_one_piece() {
-            Some(bytes) if inline => Ok((inline_sge(bytes), None)),
-            Some(bytes) if self.outbox.collects() => {
-                let sg_list = self.send.buffer.filled(&self.qp, offset, bytes.len() as u32)?;
-                Ok((sg_list, Some(NonNull::from(bytes).cast())))
-            }
-            _ => Ok((self.send.buffer.fill(&self.qp, *part, offset)?, None)),
-        }
-    }
-
-    /// Posts a reserved message. If it fills the peer's buffer and the next buffer is advertised, a
-    /// second message with the beginning of `tail` is posted together with it. Returns the number
-    /// of bytes of `tail` that were sent.
-    fn send_with_tail<S: Source>(&mut self, write: RdmaWrite, tail: S, inline: bool) -> Result<usize> {
-        self.use_next_target();
-        let next = match tail.size() {
-            0 => None,
-            len => self.send.flow.plan(len, inline),
+    fn reserve<S: Source>(&mut self, data: S, inline: bool) -> Option<(SendWr, S)> {
+        let chunk = self.send.flow.plan(data.size(), inline)?;
+        let (bytes, _) = data.split(chunk.len as usize);
+        let sg_list = match bytes.in_one_piece() {
+            Some(bytes) if inline => inline_sge(bytes),
+            _ => self.send.buffer.space(chunk.offset, chunk.len),
         };
-        let Some(next) = next else {
-            self.post(write)?;
-            return Ok(0);
-        };
-        let (part, _) = tail.split(next.len as usize);
-        // The previous message has allocated the send buffer.
-        let bytes = self.sg_list(&part, inline, next.offset)?;
-        let last = self.claim(&next, bytes, inline);
-        self.post_both([write, last])?;
+        let request = self.send.flow.take(&chunk, inline);
         self.use_next_target();
-        Ok(part.size())
+        Some((self.request_of(&chunk, sg_list, inline, request), bytes))
     }
 
-    /// Posts or collects a write. A failure ends the connection.
-    #[inline]
-    pub(super) fn post(&mut self, write: RdmaWrite) -> Result<()> {
-        self.post_or_collect(write).inspect_err(|&error| self.fail(error))
-    }
-
-    #[inline]
-    pub(super) fn post_or_collect(&mut self, write: RdmaWrite) -> Result<()> {
-        // Another call posts the write: it must not refer to the program's memory.
-        debug_assert!(!self.outbox.is_posting() || write.source.is_none() && !write.inline);
-        if self.outbox.is_open() { self.outbox.add(write) } else { self.qp.send_queue().post(write) }
-    }
-
-    fn post_both(&mut self, writes: [RdmaWrite; 2]) -> Result<()> {
-        if self.outbox.is_open() {
-            return writes.into_iter().try_for_each(|write| self.post(write));
+    /// Returns the request of a message that was taken as the work request `(wr_id, signaled)`.
+    fn request_of(&self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool, (wr_id, signaled): (u64, bool)) -> SendWr {
+        if let Some(counters) = self.counters() {
+            counters.count_sent(chunk.len);
         }
-        self.qp.send_queue().post_both(writes).inspect_err(|&error| self.fail(error))
+        let opcode = Opcode::WriteImm(Message::Data(chunk.len).word());
+        SendWr { wr_id, opcode, addr: chunk.addr, rkey: chunk.rkey, sg_list, inline, signaled }
     }
 
-    /// Collects the writes of `len` bytes, which the caller then copies and posts without the lock,
-    /// if that is worthwhile: they are many, and another thread receives at the same time.
+    /// Posts planned messages. A failure ends the connection.
+    pub fn post_planned<S: Source>(&mut self, planned: &Planned<S>) -> Result<()> {
+        // SAFETY: the QP and the send buffer are live.
+        unsafe { planned.post(self.qp.send_queue()) }.inspect_err(|&error| self.fail(error))
+    }
+
+    /// Posts a work request. A failure ends the connection.
     #[inline]
-    pub fn begin_collecting(&mut self, len: usize) {
-        if self.send.is_shared && len >= LARGE && self.provide_outbox() {
-            self.outbox.begin();
+    pub(super) fn post(&mut self, request: SendWr) -> Result<()> {
+        debug_assert!(!self.send.is_unlocked);
+        self.qp.send_queue().post(request).inspect_err(|&error| self.fail(error))
+    }
+
+    /// If the planned messages are long, `len` bytes, and another thread receives at the same time, lets
+    /// the caller copy and post them without the stream's lock, and returns the queue for that. Until
+    /// [`end_unlocked`](Self::end_unlocked) nothing else is posted.
+    pub fn begin_unlocked(&mut self, len: usize) -> Option<SendQueue> {
+        if !self.send.is_shared || len < LARGE || self.is_awaited() {
+            return None;
+        }
+        self.send.is_unlocked = true;
+        self.update_inline_limit();
+        Some(self.qp.send_queue())
+    }
+
+    /// The messages were posted, unless this has failed.
+    pub fn end_unlocked(&mut self, posted: Result<()>) {
+        self.send.is_unlocked = false;
+        if let Err(error) = posted {
+            self.fail(error);
+        }
+        self.update_inline_limit();
+        self.send_credit_updates();
+        if mem::take(&mut self.send.wake_due) {
+            // A failure completes everything.
+            let _ = self.keep_alive();
         }
     }
 
-    /// Gives the outbox memory for all writes that can be outstanding. Returns false if it has to do
-    /// without.
-    fn provide_outbox(&mut self) -> bool {
-        let capacity = self.send.flow.max_outstanding();
-        self.outbox.has_capacity(capacity) || self.outbox.reserve(capacity).is_ok()
+    /// Returns whether a thread sends without the stream's lock.
+    #[inline]
+    pub fn is_sending_unlocked(&self) -> bool {
+        self.send.is_unlocked
     }
 
     /// Returns whether a thread posts or copies received data without the lock.
     pub fn is_in_use(&self) -> bool {
-        self.outbox.is_posting() || self.is_being_read()
+        self.send.is_unlocked || self.is_being_read()
     }
 
-    /// Returns the writes to post without the lock, and the send queue.
-    pub fn outbox(&mut self) -> (&mut Outbox<RdmaWrite>, SendQueue) {
-        (&mut self.outbox, self.qp.send_queue())
+    /// One more thread waits until another one does not use the connection without the lock, or one
+    /// less. As long as there is one, no thread begins to send without the lock.
+    pub fn add_waiting(&mut self, more: bool) {
+        self.waiting = if more { self.waiting + 1 } else { self.waiting.saturating_sub(1) };
     }
 
-    /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer. Allocates
-    /// or grows the buffer.
+    /// Returns whether a thread waits until another one does not use the connection without the lock.
+    pub fn is_awaited(&self) -> bool {
+        self.waiting > 0
+    }
+
+    /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer, and grows the
+    /// buffer if it limits the stream.
     fn make_space(&mut self, len: usize) {
-        if self.send.buffer.is_missing() {
-            self.send.provide_buffer(&self.qp, len);
-        }
-        if len > self.send.flow.free() as usize {
+        if !self.send.flow.has_room(len) {
             if !self.send.flow.is_idle() {
                 self.reap_send_cq();
             }
-            if self.send.buffer.is_small() || self.send.flow.is_buffer_limited(len) {
+            if self.send.buffer.is_first() || self.send.flow.is_buffer_limited(len) {
                 self.send.grow_buffer(&self.qp);
             }
         }
@@ -354,32 +488,27 @@ impl Connection {
     }
 
     /// Writes as much of `data` as possible without waiting into the peer's `region`. Returns the
-    /// number of bytes. Fails as [`send`](Self::send).
-    pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> Result<usize> {
+    /// number of bytes. The connection records a failure.
+    pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> usize {
         self.send_held();
         let mut done = 0;
         let len = data.len().min(region.length as usize);
         while done < len {
-            let rest = &data[done..self.send.limit(done, len, begun)];
+            let rest = &data[done..len];
+            let rest = if begun || done > 0 { rest } else { &rest[..self.send.flow.first_message(rest.len())] };
             let inline = self.goes_inline(rest);
             let Some((len, offset)) = self.send.flow.plan_write(rest.len(), inline) else { break };
             let part = &rest[..len as usize];
-            let sg_list = if inline { inline_sge(part) } else { self.send.buffer.fill(&self.qp, part, offset)? };
+            let sg_list = if inline { inline_sge(part) } else { self.send.buffer.fill(part, offset) };
             let (wr_id, signaled) = self.send.flow.take_write(len, inline);
-            let addr = region.addr.wrapping_add(done as u64);
-            self.post(RdmaWrite {
-                message: None,
-                sg_list,
-                source: None,
-                inline,
-                addr,
-                rkey: region.rkey,
-                wr_id,
-                signaled,
-            })?;
+            let (addr, rkey) = (region.addr.wrapping_add(done as u64), region.rkey);
+            let request = SendWr { wr_id, opcode: Opcode::Write, addr, rkey, sg_list, inline, signaled };
+            if self.post(request).is_err() {
+                break;
+            }
             done += part.len();
         }
-        Ok(done)
+        done
     }
 
     /// Frees the send buffer if no data is outstanding.
@@ -389,220 +518,123 @@ impl Connection {
     }
 }
 
-/// Bytes of a buffer that has grown once, and twice.
+/// Bytes of a full buffer that has grown once, and twice.
 const STEPS: [u32; 2] = [1 << 18, 1 << 20];
-/// Number of times that the buffer must have limited the stream before it grows.
+/// A buffer of the full size grows when it has limited the stream this many times.
 const GROW_AFTER: u32 = 2;
-/// Bytes of a buffer to try if there is no memory for a larger one.
-const SMALL: [u32; 3] = [1 << 16, 1 << 14, 1 << 12];
 
-#[derive(Debug)]
-pub(super) enum Memory {
-    First(MemoryRegion),
-    Grown(Grown),
-}
-
-impl Memory {
-    fn region(&self) -> &MemoryRegion {
-        match self {
-            Memory::First(memory) => memory,
-            Memory::Grown(grown) => &grown.memory,
-        }
-    }
-
-    /// Allocates memory of a first size.
-    ///
-    /// # Safety
-    /// A live PD that outlives the result.
-    pub unsafe fn first(pd: NonNull<ibv_pd>, size: u32) -> Result<Memory> {
-        // SAFETY: guaranteed by the caller.
-        unsafe { MemoryRegion::new(pd, size as usize, false).map(Memory::First) }
-    }
-
-    /// As [`first`](Self::first), but smaller if there is no memory for `size` bytes. Returns its
-    /// size, too.
-    ///
-    /// # Safety
-    /// See [`first`](Self::first).
-    pub unsafe fn first_or_smaller(pd: NonNull<ibv_pd>, size: u32) -> Result<(Memory, u32)> {
-        // SAFETY: guaranteed by the caller.
-        let allocate = |size| unsafe { Memory::first(pd, size).map(|memory| (memory, size)) };
-        let mut smaller = SMALL.into_iter().filter(|&small| small < size);
-        allocate(size).or_else(|error| smaller.find_map(|size| allocate(size).ok()).ok_or(error))
-    }
-}
-
-/// Allocates a buffer of the first size; idle streams may have to free memory for it.
-fn allocate(qp: &QueuePair, size: u32) -> Result<Memory> {
-    pinned_budget::with_memory(|| allocate_now(qp, size))
-}
-
-fn allocate_now(qp: &QueuePair, size: u32) -> Result<Memory> {
-    // SAFETY: the PD is that of the live QP, and outlives the connection.
-    unsafe { Memory::first(qp.pd()?, size) }
-}
-
-/// Returns the size of the buffer for a first message of `len` bytes.
-fn first_size_for(len: usize, first_size: u32) -> u32 {
-    match len {
-        ..=0x1000 => first_size.min(1 << 14),
-        0x1001..=0x10000 => first_size.min(1 << 16),
-        _ => first_size,
-    }
-}
-
-/// The memory from which messages go that are not inline.
+/// The memory from which messages go that are not inline: a part of the receive side's memory, or,
+/// after the first message that needs more, memory of its own. A first buffer that is used up grows,
+/// too: a connection that sends more would process completions too often.
 #[derive(Debug)]
 pub(super) struct SendBuffer {
-    memory: Option<Memory>,
+    /// The first buffer.
+    first: Sge,
+    grown: Option<Grown>,
     size: u32,
-    first_size: u32,
+    full_size: u32,
+    /// The buffer may exceed the full size.
     may_grow: bool,
     /// Number of times that the buffer has limited the stream.
     limited: u32,
     /// Number of times that the buffer could not grow.
     refused: u32,
     /// The previous buffer, until this work request completes.
-    old: Option<(Memory, u64)>,
+    old: Option<(Grown, u64)>,
 }
 
 impl SendBuffer {
-    pub fn new(size: u32, may_grow: bool) -> SendBuffer {
-        SendBuffer { memory: None, size, first_size: size, may_grow, limited: 0, refused: 0, old: None }
+    pub fn new(first: Sge, full_size: u32, may_grow: bool) -> SendBuffer {
+        SendBuffer { first, grown: None, size: first.len, full_size, may_grow, limited: 0, refused: 0, old: None }
     }
 
-    /// Returns the first size, in bytes.
-    pub fn first_size(&self) -> u32 {
-        self.first_size
+    /// Returns the size, in bytes.
+    pub fn size(&self) -> u32 {
+        self.size
     }
 
     /// Returns the next larger size.
     fn larger(&self) -> Option<u32> {
-        if self.is_small() {
-            return Some(self.first_size);
+        if self.size < self.full_size {
+            return Some(self.full_size);
         }
         receive::next_step(STEPS, self.size).filter(|_| self.may_grow)
     }
 
-    /// Returns whether the buffer is smaller than the first size, which it gets when it is used up
-    /// for the first time: a connection that sends more would process completions too often.
-    pub fn is_small(&self) -> bool {
-        self.size < self.first_size
+    /// Returns whether the buffer is smaller than the program has asked for.
+    pub fn is_first(&self) -> bool {
+        self.size < self.full_size
     }
 
-    /// Returns whether the buffer is to be allocated by the next message that needs it.
-    #[inline]
-    pub fn is_missing(&self) -> bool {
-        self.memory.is_none()
-    }
-
-    fn region(&mut self, qp: &QueuePair) -> Result<&MemoryRegion> {
-        let memory = match &mut self.memory {
-            Some(memory) => memory,
-            none => none.insert(allocate(qp, self.size)?),
-        };
-        Ok(memory.region())
+    /// Allocates memory of a larger size. The full size is not growth: idle streams may have to free
+    /// memory for it.
+    fn allocate(&self, qp: &QueuePair, size: u32) -> Result<Grown> {
+        if self.old.is_some() {
+            return Err(Errno::ENOMEM);
+        }
+        let pd = qp.pd()?;
+        // SAFETY: the PD is that of the live QP, and outlives the connection.
+        let new = |reservation| unsafe { Grown::new(reservation, pd, size, false) };
+        if self.is_first() {
+            return pinned_budget::with_memory(|| new(None));
+        }
+        new(Some(Reservation::take(size).ok_or(Errno::ENOMEM)?))
     }
 
     /// Copies `bytes` into the buffer, from `offset` on. Returns their scatter/gather list.
     #[inline]
-    pub fn fill(&mut self, qp: &QueuePair, bytes: impl Source, offset: u32) -> Result<[Sge; 2]> {
-        let (size, offset) = (self.size as usize, offset as usize);
-        let region = self.region(qp)?;
-        let first = bytes.size().min(size - offset);
-        let (contiguous, wrapped) = bytes.split(first);
-        let start = region.start();
+    pub fn fill(&self, bytes: impl Source, offset: u32) -> [Sge; 2] {
+        let sg_list = self.space(offset, bytes.size() as u32);
         // SAFETY: both parts lie in the buffer, in space that the flow control has found free: no
         // outstanding work request reads it.
-        unsafe {
-            contiguous.copy_to(start.add(offset));
-            wrapped.copy_to(start);
-        }
-        Ok(sg_list(region, offset, [first, wrapped.size()]))
+        unsafe { copy_to(&sg_list, bytes) };
+        sg_list
     }
 
-    /// Returns the scatter/gather list of `len` bytes that were copied from `offset` on, or will
-    /// be.
-    pub fn filled(&mut self, qp: &QueuePair, offset: u32, len: u32) -> Result<[Sge; 2]> {
-        let first = len.min(self.size - offset);
-        Ok(sg_list(self.region(qp)?, offset as usize, [first as usize, (len - first) as usize]))
+    /// Returns the scatter/gather list of `len` bytes from `offset` on, and of those that follow at the
+    /// beginning of the buffer.
+    pub fn space(&self, offset: u32, len: u32) -> [Sge; 2] {
+        let Sge { addr, lkey, .. } = self.grown.as_ref().map_or(self.first, |grown| grown.memory.sge(0, self.size));
+        let left = len.min(self.size - offset);
+        [Sge { addr: addr + u64::from(offset), len: left, lkey }, Sge { addr, len: len - left, lkey }]
     }
-}
-
-/// Returns the scatter/gather list of bytes at `offset`, and of those that follow at the beginning
-/// of the buffer.
-#[inline]
-fn sg_list(region: &MemoryRegion, offset: usize, [first, wrapped]: [usize; 2]) -> [Sge; 2] {
-    let (start, lkey) = (region.start().as_ptr() as usize as u64, region.lkey());
-    [Sge { addr: start + offset as u64, len: first as u32, lkey }, Sge { addr: start, len: wrapped as u32, lkey }]
 }
 
 impl SendSide {
-    /// Provides the buffer for a first message of `len` bytes. If that fails, so does the message.
-    #[cold]
-    #[inline(never)]
-    pub fn provide_buffer(&mut self, qp: &QueuePair, len: usize) {
-        let size = first_size_for(len, self.buffer.first_size);
-        // SAFETY: the PD is that of the live QP, and outlives the connection.
-        let smaller = |pd| unsafe { Memory::first_or_smaller(pd, size) };
-        let allocated = allocate(qp, size).map(|memory| (memory, size));
-        if let Ok((memory, size)) = allocated.or_else(|_| qp.pd().and_then(smaller)) {
-            self.flow.replace_buffer(size);
-            self.buffer.size = size;
-            self.buffer.memory = Some(memory);
-        }
-    }
-
-    /// Counts that the buffer has limited the stream, and grows the buffer if it did so repeatedly.
+    /// Counts that the buffer has limited the stream. Grows a first buffer, and a full one if it did so
+    /// repeatedly.
     pub fn grow_buffer(&mut self, qp: &QueuePair) {
         let buffer = &mut self.buffer;
         let Some(size) = buffer.larger() else { return };
         buffer.limited += 1;
-        let limit = if buffer.is_small() { 1 } else { GROW_AFTER };
+        let limit = if buffer.is_first() { 1 } else { GROW_AFTER };
         if buffer.limited < limit << buffer.refused.min(16) {
             return;
         }
         buffer.limited = 0;
-        match self.larger_buffer(qp, size) {
+        match buffer.allocate(qp, size) {
             Ok(memory) => {
-                self.buffer.refused = 0;
-                self.replace_buffer(memory, size);
+                buffer.refused = 0;
+                self.replace_buffer(Some(memory), size);
             }
             // Tried less often from now on.
-            Err(_) => self.buffer.refused = self.buffer.refused.saturating_add(1),
+            Err(_) => buffer.refused = buffer.refused.saturating_add(1),
         }
     }
 
-    /// Returns memory of `size` bytes. Fails with `ENOMEM`.
-    fn larger_buffer(&mut self, qp: &QueuePair, size: u32) -> Result<Memory> {
-        if self.buffer.old.is_some() {
-            return Err(Errno::ENOMEM);
-        }
-        if size == self.buffer.first_size {
-            return allocate_now(qp, size).map_err(|_| Errno::ENOMEM);
-        }
-        let reservation = Reservation::take(size);
-        // SAFETY: the PD is that of the live QP, and outlives the connection.
-        unsafe { Grown::with(reservation, qp.pd()?, size, false).map(Memory::Grown) }
-    }
-
-    /// Frees the buffer if no data is outstanding. The next send that needs it allocates it again,
-    /// in the first size.
+    /// Returns to the first buffer if no data is outstanding.
     pub fn give_buffer_back(&mut self) {
-        let buffer = &mut self.buffer;
-        if self.flow.is_idle() && buffer.old.is_none() {
-            self.flow.replace_buffer(buffer.first_size);
-            buffer.size = buffer.first_size;
-            buffer.memory = None;
+        if self.flow.is_idle() {
+            self.replace_buffer(None, self.buffer.first.len);
+            self.drop_old_buffer();
         }
     }
 
-    fn replace_buffer(&mut self, memory: Memory, size: u32) {
+    fn replace_buffer(&mut self, memory: Option<Grown>, size: u32) {
         let last_wr_id = self.flow.replace_buffer(size);
-        let old = self.buffer.memory.replace(memory);
-        self.buffer.size = size;
-        self.buffer.old = old.map(|old| (old, last_wr_id));
-        self.drop_old_buffer();
+        let buffer = &mut self.buffer;
+        buffer.size = size;
+        buffer.old = mem::replace(&mut buffer.grown, memory).map(|old| (old, last_wr_id));
     }
 
     /// Frees the previous buffer if no outstanding work request uses it.
@@ -615,9 +647,6 @@ impl SendSide {
         }
     }
 }
-
-/// Bytes of the message for which the send buffer is allocated if small messages need it first.
-const HOLD_BUFFER: usize = 1 << 16;
 
 impl Connection {
     /// Sets TCP_NODELAY.
@@ -690,19 +719,11 @@ impl Connection {
             }
             return false;
         }
-        if self.send.buffer.is_missing() {
-            self.send.provide_buffer(&self.qp, HOLD_BUFFER);
-            if self.send.buffer.is_missing() {
-                self.send.flow.note_idle_cq();
-                return false;
-            }
+        if !self.has_held() {
+            self.make_space(data.size());
         }
         let Some(offset) = self.send.flow.plan_hold(data.size()) else { return false };
-        // Without memory for the buffer the message is sent inline, or the call fails.
-        if self.send.buffer.fill(&self.qp, data, offset).is_err() {
-            self.send.flow.note_idle_cq();
-            return false;
-        }
+        let _ = self.send.buffer.fill(data, offset);
         self.send.flow.hold(data.size() as u32);
         true
     }
@@ -721,11 +742,10 @@ impl Connection {
             return self.send.flow.drop_held();
         }
         let Some(chunk) = self.send.flow.plan_held() else { return };
-        // The buffer exists, and has the same size as when the bytes were copied.
-        let Ok(sg_list) = self.send.buffer.filled(&self.qp, chunk.offset, chunk.len) else { return };
+        // The buffer is the same as when the bytes were copied.
+        let sg_list = self.send.buffer.space(chunk.offset, chunk.len);
         let request = self.send.flow.take_held(&chunk);
-        let write = self.write_of(&chunk, sg_list, false, request);
-        let _ = self.post(write);
+        let _ = self.post(self.request_of(&chunk, sg_list, false, request));
         self.use_next_target();
     }
 
@@ -740,5 +760,52 @@ impl Connection {
     pub fn must_hold(&mut self) -> bool {
         self.reap_send_cq();
         self.send.flow.is_busy() && self.failed.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buffers(texts: &[&'static [u8]]) -> Vec<iovec> {
+        texts
+            .iter()
+            .map(|text| iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.len() })
+            .chain([iovec { iov_base: ptr::null_mut(), iov_len: 0 }])
+            .collect()
+    }
+
+    fn text(source: Gather<'_>) -> Vec<u8> {
+        let mut space = [const { MaybeUninit::uninit() }; 16];
+        source.collect(&mut space).unwrap().to_vec()
+    }
+
+    #[test]
+    fn bytes_of_several_buffers() {
+        let buffers = buffers(&[b"ab", b"", b"cde", b"f"]);
+        for skip in 0..=6 {
+            for len in 0..=6 - skip {
+                // SAFETY: the buffers hold six static bytes.
+                let all = unsafe { Gather::new(&buffers, skip, len) };
+                assert_eq!(text(all), &b"abcdef"[skip..skip + len]);
+                for at in 0..=len {
+                    let (first, rest) = all.split(at);
+                    assert_eq!((first.size(), rest.size()), (at, len - at));
+                    assert_eq!([text(first), text(rest)].concat(), text(all));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_piece_or_several() {
+        let buffers = buffers(&[b"ab", b"", b"cde"]);
+        // SAFETY: the buffers hold five static bytes.
+        let of = |skip, len| unsafe { Gather::new(&buffers, skip, len) };
+        assert_eq!(of(0, 2).in_one_piece(), Some(&b"ab"[..]));
+        assert_eq!(of(2, 3).in_one_piece(), Some(&b"cde"[..]));
+        assert_eq!(of(3, 1).in_one_piece(), Some(&b"d"[..]));
+        assert_eq!(of(1, 2).in_one_piece(), None);
+        assert_eq!(of(0, 5).collect(&mut [const { MaybeUninit::uninit() }; 4]), None);
     }
 }

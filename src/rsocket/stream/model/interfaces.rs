@@ -119,36 +119,6 @@ impl EventSource for Stream {
     }
 }
 
-impl Posts for Stream {
-    type Write = u32;
-    type Queue = std::sync::Arc<SendQueue>;
-
-    fn outbox(state: &mut State) -> Option<(&mut Outbox<u32>, Self::Queue)> {
-        let queue = state.send_queue.clone();
-        Some((&mut state.outbox, queue))
-    }
-
-    fn post(queue: &Self::Queue, writes: &[Option<u32>]) -> Result<()> {
-        for write in writes.iter().flatten() {
-            assert!(!*queue.destroyed.lock().unwrap());
-            queue.posted.lock().unwrap().push(*write);
-        }
-        Ok(())
-    }
-
-    fn post_failed(&self, _: &mut State, _: Errno) {
-        unreachable!("the model's posts never fail");
-    }
-
-    fn is_in_use(&self, state: &mut State) -> bool {
-        state.outbox.is_posting()
-    }
-
-    fn is_closing(state: &State) -> bool {
-        state.closed
-    }
-}
-
 impl HoldsData for Stream {
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         self.state.try_lock().ok()
