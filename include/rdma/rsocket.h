@@ -122,8 +122,8 @@ int rfcntl(int socket, int cmd, ...);
  * Lets the peer write to len bytes at buf with riowrite(); with prot PROT_NONE only registers them
  * for local use.
  *
- * prot: PROT_WRITE or PROT_NONE; flags: 0; offset: the peer's offset for them; -1 for the address
- * of buf. Returns the offset, or -1 and errno.
+ * prot: PROT_WRITE or PROT_NONE; flags: 0; offset: what the peer passes to riowrite() for these
+ * bytes, -1 for the address of buf. Returns the offset, or -1 and errno.
  */
 off_t riomap(int socket, void *buf, size_t len, int prot, int flags, off_t offset);
 

@@ -36,10 +36,10 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a thread waits that holds up others: long enough for an answer from ibacm's cache.
 pub const CACHED_ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// How long no caller looks for ibacm after it was not found, so that on the many machines without
-/// it a connection makes no system calls for it. A daemon that is started meanwhile is found with
-/// this delay. A daemon that was found before is taken to be restarting, and every call looks for
-/// it.
+/// After ibacm was not found, no caller looks for it for this long, so that on the many machines
+/// without it connections make no system calls for it. A daemon that is started meanwhile is found
+/// with this delay. Once a daemon was found, every call looks for it: a missing one is taken to be
+/// restarting.
 pub const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Value of `missed` once a daemon was found.

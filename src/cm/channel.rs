@@ -103,8 +103,9 @@ pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
         Some(channel) => (channel, false),
         None => (create_own_channel()?, true),
     };
-    // The id first, then the kernel, which has a thread that reads from the new channel find it
-    // there at once. The old channel last: nobody may find the id on a descriptor that is closed.
+    // Change the id first, then the kernel, so that a thread that reads from the new channel finds
+    // the id there at once. An old channel of its own is destroyed last, so that no thread finds
+    // the id with a closed descriptor.
     let (old, old_fd) = (id.channel(), id.fd());
     id.set_channel(target.as_c());
     id.set_sync(own);

@@ -217,7 +217,7 @@ impl Id {
         id
     }
 
-    /// The pointer that programs know it by.
+    /// The pointer by which programs know the id.
     pub fn as_c(&self) -> *mut rdma_cm_id {
         self.public.get()
     }
@@ -234,7 +234,7 @@ impl Id {
         unsafe { (*self.channel()).fd }
     }
 
-    /// The number by which the kernel knows it; `u32::MAX` before the kernel does.
+    /// The kernel's handle of the id; `u32::MAX` until the kernel has assigned one.
     pub(super) fn handle(&self) -> u32 {
         self.handle.load(Ordering::Relaxed)
     }
@@ -399,7 +399,8 @@ pub struct Completed {
 const AWAITED: u32 = 1;
 
 impl Completed {
-    /// Counts an event that was read from the kernel. It refers to `self` until it is completed.
+    /// Counts an event that was read from the kernel. The event refers to `self` until it is
+    /// completed.
     pub fn give(&self) {
         self.read.fetch_add(1, Ordering::Relaxed);
     }

@@ -200,7 +200,8 @@ pub fn leave_multicast(id: &Id, addr: &SockAddr) -> Result<()> {
                 id.drop_event();
             }
             group.completed.wait_for(reported);
-            // Only now: until its event is acknowledged, a thread may be attaching the QP.
+            // Only now: until the join event is acknowledged, another thread may be attaching the
+            // QP to the group.
             group.detach();
             Ok(())
         }

@@ -175,8 +175,8 @@ pub(super) fn discard(id: OwnedId) {
     id.free();
 }
 
-/// Frees an id whose kernel id went with its channel. Its memory stays while the program holds
-/// events that refer to it: a listener's connection requests.
+/// Frees an id whose kernel id was destroyed with its channel. The id's memory is kept while the
+/// program holds events that refer to it, such as a listener's connection requests.
 ///
 /// # Safety
 /// The kernel reports no more events for the id.

@@ -64,7 +64,7 @@ pub(super) fn take_reply(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
     }
 }
 
-/// Sets the peer's options in the QP. The id takes those that the device accepted.
+/// Sets the peer's ECE options in the QP, and stores those that the device accepted in the id.
 fn agree(id: &Id, qp: &Qp, vendor_id: u32, remote: rdma_ucm_ece) -> Result<()> {
     qp.set_ece(vendor_id, options_for(vendor_id, remote))?;
     let agreed = qp.query_ece()?;
@@ -101,8 +101,8 @@ pub struct ConnParam<'a> {
     pub qp_num: u32,
 }
 
-/// The private data to send is the endpoint's `own`, and behind it the program's. Fails with
-/// `EINVAL` if that is too long.
+/// Fails with `EINVAL` if the private data to send is too long: the endpoint's `own`, followed by
+/// the program's.
 pub(super) fn check_length(own: &[u8], param: Option<ConnParam<'_>>) -> Result<()> {
     let len = own.len() + param.map_or(0, |param| param.private_data.len());
     if len > usize::from(u8::MAX) { Err(Errno::EINVAL) } else { Ok(()) }

@@ -113,7 +113,7 @@ fn create_with_cqs(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_
         }
         Err(error) => {
             destroy_cqs(id, created);
-            // The program's structure must not name what is destroyed.
+            // Restore the program's structure: it must not refer to the destroyed CQs.
             let attr = attributes.get();
             (attr.send_cq, attr.recv_cq, attr.srq) = given;
             Err(error)
@@ -318,8 +318,8 @@ fn create_cq(id: &Id, entries: u32) -> Result<Pair> {
     }
 }
 
-/// Destroys the CQs of the id that `which` names, as far as there are any. A program may have put
-/// one CQ, or one channel, into both fields: it is destroyed once, the channel after both CQs.
+/// Destroys those CQs of the id that are set in `which`, with their channels. A program may have
+/// put one CQ, or one channel, into both fields: it is destroyed once, the channel after both CQs.
 fn destroy_cqs(id: &Id, which: CreatedCqs) {
     let recv = if which.recv { take_recv(id) } else { Pair::NONE };
     let mut send = if which.send { take_send(id) } else { Pair::NONE };
@@ -404,7 +404,8 @@ pub fn create_srq(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_srq_init_
 /// rdma_create_srq_ex(3).
 pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
-    // From now on the program destroys the SRQ that the id has already (docs/compatibility.md).
+    // An SRQ that the id has already is replaced, and the program has to destroy it
+    // (docs/compatibility.md).
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
         return Err(Errno::EINVAL);
     }

@@ -137,7 +137,7 @@ impl Facts {
         facts
     }
 
-    /// Collects the facts that need no check of the event channel.
+    /// Collects the facts that need no check of device nodes or of this machine's addresses.
     pub fn of_endpoints(endpoints: Option<&Endpoints>) -> Facts {
         Facts {
             access: Access::Fine,

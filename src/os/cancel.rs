@@ -69,8 +69,8 @@ pub fn in_waiting_call<T>(call: impl FnOnce() -> T) -> T {
     in_call(call)
 }
 
-/// The thread ends here if it was cancelled before. The call of the program has done nothing, or
-/// everything.
+/// Ends the thread if it was cancelled before. The program's call has done nothing or everything at
+/// this point.
 pub fn test() {
     // The thread is marked, and a handler of the cancellation may make calls.
     // SAFETY: there is nothing to undo.

@@ -136,7 +136,7 @@ impl Owner {
         Owner(GENERATION.load(Ordering::Relaxed))
     }
 
-    /// Returns the number of forks before this process.
+    /// Returns the number of forks between the process that loaded the library and the owner.
     #[inline]
     pub fn number(self) -> u32 {
         self.0
@@ -181,7 +181,7 @@ impl AtomicOwner {
 
 #[cfg(all(test, not(loom)))]
 impl AtomicOwner {
-    /// Makes the object look like one that a child has from its parent.
+    /// Makes the object look as if it were inherited from the parent process.
     pub fn belong_to_parent(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

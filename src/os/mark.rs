@@ -94,7 +94,7 @@ pub(crate) enum Word {
     Cancel,
 }
 
-/// The words of the calling thread, for several accesses.
+/// Handle to the calling thread's words, which finds them once for several accesses.
 pub(crate) use words::Words;
 
 /// Returns a word of the calling thread.
@@ -166,7 +166,7 @@ mod words {
             Words(words())
         }
 
-        /// Returns their address, which no other thread of the process has.
+        /// Returns the address of the words, which is different in each thread of the process.
         #[inline]
         pub fn address(self) -> usize {
             self.0.addr()

@@ -74,10 +74,11 @@ impl AddrRef<'_> {
 }
 
 impl SockAddr {
-    /// Copies the program's address. Fails with `EINVAL` for other families.
+    /// Copies the program's address. Fails with `EINVAL` if the family is not AF_INET, AF_INET6 or
+    /// AF_IB.
     ///
     /// # Safety
-    /// `addr` points to an address that has the length of its family.
+    /// `addr` points to an address that is complete for its family.
     pub unsafe fn from_c(addr: NonNull<sockaddr>) -> Result<SockAddr> {
         // SAFETY: every address starts with its family, guaranteed by the caller; it may be
         // unaligned.

@@ -350,7 +350,7 @@ unsafe fn read(event: &rdma_cm_event) -> Event {
     // connections.
     let conn = unsafe { event.param.conn };
     let is_request = event.event == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32;
-    // Soft-iWARP exchanges the two numbers of a peer that accepts.
+    // Soft-iWARP swaps `initiator_depth` and `responder_resources` of an accepting peer.
     let takes_reads = conn.initiator_depth > 0 || !is_request && conn.responder_resources > 0;
     let request = NonNull::new(event.id).filter(|_| is_request).map(|id| Request { id, takes_reads });
     let mut copy =

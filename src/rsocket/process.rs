@@ -23,7 +23,8 @@ pub fn register() -> Result<()> {
     fork::register(Layer::Rsocket, &HANDLERS)
 }
 
-/// Does what the handlers do at a step of a fork that calls none (`base::private::FORK`).
+/// Does what the handlers would do at `step` of a fork that runs no handlers
+/// (`base::private::FORK`).
 pub fn step(step: c_int) -> Result<()> {
     match step {
         base::private::FORK_BEFORE => fork::before(),

@@ -191,7 +191,7 @@ fn give(entry: &layout::Entry, index: u32, next: &AtomicU32) {
     next.fetch_min(index, Relaxed);
 }
 
-/// Returns the first bytes of an address, which hold all of it.
+/// Returns the leading bytes of `from`, enough for the longest address (`sockaddr_ib`).
 fn address(from: &sockaddr_storage) -> [u8; layout::ADDRESS] {
     // SAFETY: the structure is longer, and all its bytes are initialised.
     unsafe { ptr::from_ref(from).cast::<[u8; layout::ADDRESS]>().read() }

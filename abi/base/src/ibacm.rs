@@ -134,7 +134,7 @@ impl Header {
         if version != VERSION {
             return Err(Malformed::Version(version));
         }
-        // ibacm sets the bit in some answers only: not in those that it gives at once.
+        // OP_ACK is ignored: ibacm does not set it in answers that it gives at once.
         if opcode & !OP_ACK != OP_RESOLVE {
             return Err(Malformed::Opcode(opcode));
         }

@@ -55,11 +55,12 @@ impl Marks {
     }
 }
 
-/// `rsetsockopt`, for a process that ends: what its streams have sent arrives, and their peers see
-/// the end.
+/// `rsetsockopt`, when the process exits: delivers what its streams have sent, and signals the end
+/// to their peers.
 pub const FLUSH_ON_EXIT: i32 = 2;
 
-/// `rsetsockopt` on a stream: sends after the end succeed once, then raise SIGPIPE, as with TCP.
+/// `rsetsockopt` on a stream: as with TCP, the first send after the peer's close succeeds, and
+/// later ones raise SIGPIPE.
 pub const SIGPIPE: i32 = 3;
 
 /// `rgetsockopt`, for tests: microseconds of the reactor's longest turn since this was last asked.
@@ -109,8 +110,8 @@ pub const FORWARDER_EVENT: i16 = 0x0400;
 /// take nothing. The kernel has no flag of this value.
 pub const FORWARDER_FLAG: i32 = 0x0100_0000;
 
-/// `rsetsockopt`, any descriptor: an int, a step of fork(2) without its handlers, which does here
-/// what the handler of this step would do.
+/// `rsetsockopt`, any descriptor: an int, a step of a fork(2) that runs no handlers. Does what
+/// librdmacm's handler for this step would do.
 pub const FORK: i32 = 13;
 /// A step of [`FORK`].
 pub const FORK_BEFORE: i32 = 0;

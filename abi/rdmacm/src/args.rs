@@ -51,8 +51,8 @@ pub unsafe fn conn_param<'a>(param: *const rdma_conn_param) -> Option<ConnParam<
 /// Attributes of a multicast membership.
 ///
 /// # Safety
-/// NULL, or a structure whose address, if it is set, is as long as its family says; both are
-/// unchanged during `'a`.
+/// `attr` is NULL, or points to a structure whose address, if it is set, is complete for its
+/// family. Both are unchanged during `'a`.
 pub unsafe fn join_attr<'a>(attr: *const rdma_cm_join_mc_attr_ex) -> Result<JoinAttr<'a>> {
     // SAFETY: NULL or valid, as the contract of this function says.
     let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;

@@ -1,5 +1,5 @@
-//! The functions that `rdma/rdma_verbs.h`, which is written by hand, declares: shared receive
-//! queues.
+//! Shared receive queues: the functions that `rdma/rdma_verbs.h`, a header written by hand,
+//! declares.
 
 use std::ffi::c_int;
 

@@ -32,7 +32,7 @@ enum About {
     /// Perhaps destroyed: only the address is used.
     Gone(*const rdma_cm_id),
     Socket(c_int),
-    /// As `Socket`; the address is a datagram's.
+    /// Like `Socket`, but for a datagram socket the address is the destination.
     Sending(c_int),
 }
 

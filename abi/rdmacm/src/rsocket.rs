@@ -436,8 +436,8 @@ pub unsafe extern "C" fn rfcntl(socket: c_int, cmd: c_int, arg: rfcntl_argument)
 /// Lets the peer write to len bytes at buf with riowrite(); with prot PROT_NONE only registers them
 /// for local use.
 ///
-/// prot: PROT_WRITE or PROT_NONE; flags: 0; offset: the peer's offset for them; -1 for the address
-/// of buf. Returns the offset, or -1 and errno.
+/// prot: PROT_WRITE or PROT_NONE; flags: 0; offset: what the peer passes to riowrite() for these
+/// bytes, -1 for the address of buf. Returns the offset, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn riomap(
     socket: c_int,

@@ -72,8 +72,8 @@ pub fn copied(fd: c_int, entry: Entry) {
     }
 }
 
-/// Whether a new socket is the kernel's, in automatic mode or because nothing else is wanted.
-/// `kind` is without flags.
+/// Whether a new socket starts as the kernel's: a TCP socket in automatic mode, any socket in TCP
+/// mode. `kind` has no flags.
 pub fn leaves_to_kernel(domain: c_int, kind: c_int) -> bool {
     match config::mode() {
         Mode::Rdma => false,

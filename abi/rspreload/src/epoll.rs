@@ -198,8 +198,8 @@ unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Optio
         if total < max {
             // SAFETY: there is room for `max - total` more events.
             let more = unsafe { rsocket_abi::repoll_wait(side, events.add(total), (max - total) as c_int, 0) };
-            // The side fails if it is the parent's or is being closed. The program's instance does
-            // not.
+            // A side fails if it belongs to the parent or is being closed; a wait on the program's
+            // instance does not fail then.
             failed |= more < 0;
             total += usize::try_from(more).unwrap_or(0);
         }

@@ -206,7 +206,8 @@ fn begin(fd: c_int, entry: Entry, intent: Intent) -> Option<Result<Option<c_int>
     })
 }
 
-/// Decides, which one thread does only, and stores the final entry in the table.
+/// Decides what the socket becomes, and stores the final entry in the table. Only the thread that
+/// has set `BUSY` calls it.
 fn decide(fd: c_int, busy: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
     let tcp = open_fds::duplicate(fd);
     let outcome = match Role::of(busy) {

@@ -11,10 +11,10 @@ use libc::{ENOMEM, c_int, iovec, pollfd};
 use crate::errno;
 use crate::thread::with_cleanup;
 
-/// Types for which all zeros are a value.
+/// Types for which all-zero bytes are a valid value.
 ///
 /// # Safety
-/// All zeros must be a value of the type.
+/// All-zero bytes are a valid value of the type.
 pub unsafe trait Plain: Sized {
     /// That value.
     fn zero() -> Self {

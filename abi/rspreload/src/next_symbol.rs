@@ -152,8 +152,8 @@ macro_rules! function {
 }
 pub(crate) use function;
 
-/// Next definitions, and librdmacm's functions. Unit tests have the C library's in place of the
-/// latter: sockets and epoll instances of the kernel are descriptors as well.
+/// Declares next definitions, and librdmacm's functions. Unit tests use the C library's functions
+/// instead of librdmacm's, with kernel sockets and epoll instances as descriptors.
 macro_rules! next_and_rsocket {
     ($($kind:ident $name:ident by $by:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
         next! {

@@ -111,8 +111,8 @@ pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
     }
 }
 
-/// The same for all open descriptors by `/proc/self/fd`. Returns false, before any call, if there
-/// is no /proc or no free descriptor to read it.
+/// Calls `call` with each open descriptor in `/proc/self/fd`. Returns false, without a call, if
+/// there is no /proc or no free descriptor to read it.
 fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
     let folder = sockets::open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY);
     if folder < 0 {

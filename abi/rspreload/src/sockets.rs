@@ -1,5 +1,5 @@
-//! Addresses of IPv4 and IPv6, and calls on sockets with references in place of pointers: those of
-//! the kernel, and rsockets.
+//! IPv4 and IPv6 addresses, and calls on sockets of the kernel and rsockets that take references in
+//! place of pointers.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};

@@ -55,8 +55,8 @@ pub fn without_cancel<T>(call: impl FnOnce(&CancelDisabled) -> T) -> T {
 /// locked. Disables cancellation, too.
 pub struct SignalsBlocked {
     before: libc::sigset_t,
-    /// Taken before the signals are restored: a handler that runs then may leave by longjmp(3), and
-    /// would never restore it.
+    /// Dropped before the signal mask is restored: a handler that runs then may leave by
+    /// longjmp(3), and cancellation would stay disabled.
     cancel: Option<CancelDisabled>,
 }
 

@@ -72,7 +72,8 @@ struct Failure<'a> {
     message: String,
 }
 
-/// Reports addresses of a port that fail in the same way in one finding.
+/// Tries all connections. Addresses of a port that fail in the same way are reported in one
+/// finding.
 fn run_all(tries: &[(&Port, IpAddr)], library: &Path, report: &mut Report) {
     let mut failures: Vec<Failure> = Vec::new();
     thread::scope(|scope| {

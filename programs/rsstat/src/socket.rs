@@ -1,4 +1,5 @@
-//! A listed socket with its addresses, and the entry of a table that it comes from.
+//! A socket in the output with its addresses, and how an rsocket is read from an entry of its
+//! process's table.
 
 use std::fmt;
 use std::mem::offset_of;

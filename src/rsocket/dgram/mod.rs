@@ -230,7 +230,8 @@ impl Dgram {
         }
         drop(state);
         self.watchers.notify(Notice::Closed);
-        // No call uses these any more, because every call finds the socket closed.
+        // No call uses the released objects or the UDP socket any more, because every call finds
+        // the socket closed.
         self.lock().release();
         drop(udp);
         Ok(())

@@ -36,7 +36,7 @@ const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Peers<H> {
     map: HashMap<SocketAddr, Peer<H>>,
     used: usize,
-    /// Use counter for the order of eviction.
+    /// Counts uses of peers, to find the least recently used one for eviction.
     clock: u64,
     /// Time after which a path in use is resolved again.
     lifetime: Duration,

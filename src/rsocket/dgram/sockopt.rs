@@ -131,7 +131,8 @@ impl Dgram {
                 return Err(Errno::new(libc::ENOPROTOOPT));
             }
             if chooses_source(level, name) {
-                // First: it takes a descriptor.
+                // Create the probe before the option is set: this fails if there is no free
+                // descriptor.
                 state.probe()?;
             }
             let udp = state.udp()?;

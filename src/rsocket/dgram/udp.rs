@@ -205,7 +205,8 @@ pub(super) fn with_scope(addr: SocketAddr, bound: impl FnOnce() -> Result<Socket
     let SocketAddr::V6(mut v6) = addr else { return Ok(addr) };
     match (v6.ip().is_unicast_link_local(), v6.ip().is_multicast()) {
         (true, _) if v6.scope_id() == 0 => v6.set_scope_id(scope(&bound()?)),
-        // A multicast address needs it, and no peer has one.
+        // A multicast address keeps its scope: sending needs it, and no peer has a multicast
+        // address.
         (true, _) | (_, true) => {}
         _ => v6.set_scope_id(0),
     }

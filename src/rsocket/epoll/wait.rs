@@ -88,7 +88,8 @@ impl Epoll {
             }
         }
         if ordinary {
-            // Their epoll and the queue had places of their own in the array.
+            // The ordinary epoll and the queue each took an entry of the array, so there is space
+            // here, and one entry stays free for the queue.
             let room = buffer.events.len() - usize::from(queued);
             match self.ordinary.wait(&mut buffer.events[buffer.len..room], Some(Duration::ZERO)) {
                 Ok(more) => buffer.len += more,

@@ -312,8 +312,8 @@ impl Receiver {
         ended
     }
 
-    /// Fast path: takes at most `len` bytes, before the last one of the only ring. Returns `None` in
-    /// all other cases, and without data.
+    /// Fast path for a single ring: takes at most `len` bytes, but not the ring's last byte.
+    /// Returns `None` in all other cases, and if there is no data.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn take_piece(&mut self, len: usize) -> Option<Received> {
@@ -345,8 +345,8 @@ impl Receiver {
         here
     }
 
-    /// Returns whether another half can be advertised: the cheap test after data was read, which
-    /// changes nothing else.
+    /// Returns whether another half can be advertised: the only reason for a credit update that
+    /// reading data can create.
     #[inline]
     pub fn has_buffer(&self) -> bool {
         match &self.next {

@@ -214,8 +214,8 @@ impl Reactor {
         }
     }
 
-    /// A service was called, and has returned whether it was not busy. Otherwise it is called again
-    /// after a pause: the descriptor stays readable, and others must not wait.
+    /// Handles the return of a service; `done` is false if the service was busy. A busy service is
+    /// called again after a pause: its descriptor stays readable, and other services must not wait.
     pub fn finished(&mut self, key: Key, call: Call, done: bool) {
         let Some(registration) = self.registrations.get_mut(&key) else { return };
         if call == Call::Channel {
@@ -506,7 +506,7 @@ mod tests {
 
     use super::*;
 
-    /// Timers and their owner: each has a number, and how often it was set.
+    /// Timers, and for each timer number whether it is set, and how often it was set.
     struct Fixture {
         timers: Timers<(usize, u32)>,
         start: Instant,

@@ -103,7 +103,8 @@ fn handle_events(number: usize) {
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
             serve(number, event);
         }
-        // A service may set its timer again: that one is for the next turn, after other events.
+        // Only timers that are due now: one that a service sets again waits for the next turn,
+        // after other events.
         let due = Instant::now();
         for _ in 0..EXPIRED {
             let Some(expired) = with(number, |reactor| next_expired(reactor, due)) else { break };

@@ -94,11 +94,11 @@ pub(super) enum Finished<S = Stream> {
 
 /// An unaccepted connection, whose handshake another thread serves.
 pub(super) trait Handshake {
-    /// Returns whether the handshake has succeeded: the other thread may be about to tell the
-    /// listener.
+    /// Returns whether the handshake has succeeded, even if the other thread has not told the
+    /// listener yet.
     fn is_established(&self) -> bool;
-    /// Ends the handshake of a connection that has to leave its slot to another one. Returns false
-    /// if the connection is established: the other thread may be about to tell the listener.
+    /// Ends the handshake of a connection that must give up its slot to another one. Returns false
+    /// if the connection is established; the other thread may not have told the listener yet.
     fn evict(&self) -> bool;
 }
 
@@ -363,7 +363,8 @@ impl<S: Handshake, R> Listening<S, R> {
         None
     }
 
-    /// As [`add_pending`](Self::add_pending), for an established connection.
+    /// Adds an established connection. Returns it if there is no memory: the caller has to close
+    /// it.
     pub fn add_ready(&mut self, stream: Arc<S>, slot: Slot) -> Option<Arc<S>> {
         if self.ready.try_reserve(1).is_err() {
             return Some(stream);

@@ -73,7 +73,7 @@ pub(super) trait EventSource {
     /// An event that was read.
     type Event;
 
-    /// Returns a number that identifies the calling thread, not 0.
+    /// Returns a nonzero number that identifies the calling thread.
     fn this_thread() -> usize;
     /// Locks the state.
     fn lock(&self) -> LockGuard<'_, Self::State>;
@@ -237,8 +237,8 @@ pub(super) fn wait_alone<'a, S: EventSource, T>(
     let mut in_vain = false;
     loop {
         let answer = ready(&state);
-        // Check the deadline after each sleep: messages that the poller does not wait for end the
-        // sleep early, each time.
+        // Check the deadline after each sleep, because messages that are irrelevant to the poller
+        // may end every sleep early.
         if answer.is_some() || in_vain && deadline.is_some_and(|end| Instant::now() >= end) {
             return Some(Ok(answer));
         }

@@ -56,8 +56,8 @@ impl Attempt {
         Some(time)
     }
 
-    /// After a failure to send the request, returns whether to begin again with another local port:
-    /// the port was in use, and the connection manager has chosen it.
+    /// After a failure to send the request, returns whether to try again with another local port:
+    /// the port was in use, and the connection manager, not the program, had chosen it.
     fn takes_next_port(&mut self, error: Errno, is_bound: bool) -> bool {
         if error != Errno::EADDRINUSE || is_bound || self.ports == MAX_PORTS {
             return false;
@@ -382,8 +382,8 @@ impl State {
         }
     }
 
-    /// Returns the address that the id is bound to instead of `bound` for an attempt to connect to
-    /// `dst`: an IPv6 socket that is bound to the wildcard address reaches IPv4 peers, too.
+    /// Returns the address to bind the id to in place of `bound` when it connects to `dst`, if they
+    /// differ: an IPv6 socket that is bound to the wildcard address reaches IPv4 peers, too.
     fn rebound_for(&self, domain: c_int, dst: &SockAddr) -> Result<Option<SockAddr>> {
         let to_ipv4 = domain == AF_INET6 && dst.family() == AF_INET;
         match &self.bound {

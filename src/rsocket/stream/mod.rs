@@ -344,7 +344,7 @@ impl State {
         mem::replace(&mut self.phase, phase)
     }
 
-    /// Lets the thread of `role` serve the stream. Returns false if it does already.
+    /// Lets the thread of `role` serve the stream. Returns whether the role has changed.
     fn move_to(&mut self, role: Role) -> bool {
         self.key.is_some_and(|key| reactor::set_role(key, role))
     }
@@ -400,7 +400,8 @@ impl Drop for Stream {
             let _ = (ManuallyDrop::new(state.domain.take()), ManuallyDrop::new(state.id.take()));
             return;
         }
-        // The program never got this stream: its listener is gone, or creating it failed.
+        // Releases a stream that the program never got: its listener is gone, or creating the
+        // stream failed.
         state.release();
     }
 }
@@ -416,8 +417,8 @@ pub fn name_len(name: &libc::sockaddr_storage) -> usize {
     len_of_family(c_int::from(name.ss_family)).unwrap_or(size_of::<libc::sa_family_t>())
 }
 
-/// Copies the program's address. Fails with `EINVAL` if `len` is less than the length of its
-/// family.
+/// Copies the program's address. Fails with `EFAULT` for NULL, `EAFNOSUPPORT` for an unknown
+/// family, and `EINVAL` if `len` is too small for the family.
 ///
 /// # Safety
 /// `addr` is NULL or readable for `len` bytes.
@@ -440,7 +441,7 @@ pub unsafe fn address(addr: *const libc::sockaddr, len: libc::socklen_t) -> Resu
 mod tests {
     use super::*;
 
-    /// A stream without a device, whose data path is missing.
+    /// The state of a stream that has neither a device nor a data path.
     pub fn state(phase: Phase) -> State {
         State::new(None, Options::new(), phase)
     }

@@ -171,7 +171,8 @@ impl Stream {
         }
     }
 
-    /// A stream whose peer has little space until its first data was noticed.
+    /// A new stream: the peer has little space for messages until this end notices the peer's first
+    /// data.
     pub fn starting() -> Stream {
         let stream = Stream::new();
         stream.lock().starting = true;

@@ -17,7 +17,8 @@ pub(super) trait HoldsData: EventSource {
     fn has_held(state: &Self::State) -> bool;
     /// Sends what is held, or discards it after a failure.
     fn send_held(&self, state: &mut Self::State);
-    /// Polls the send CQ. Returns whether messages are on their way, which held data waits for.
+    /// Polls the send CQ. Returns whether held data has to wait because earlier messages are still
+    /// on their way.
     fn must_hold(&self, state: &mut Self::State) -> bool;
     /// Makes the reactor call [`channel_is_readable`] at the channel's next event. Returns false if
     /// it cannot.

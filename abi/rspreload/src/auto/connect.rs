@@ -131,7 +131,7 @@ fn by_rdma(
     Ok(None)
 }
 
-/// Whether the socket's family has the destination: otherwise connect(2) fails.
+/// Whether the socket's family and IPV6_V6ONLY allow the destination; connect(2) fails otherwise.
 fn has_address(fd: c_int, given: &SockAddr, to: &SockAddr) -> bool {
     let v6only = || tcp::int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != Some(0);
     tcp::family(fd) == Some(given.family()) && (given.family() == to.family() || !v6only())
@@ -265,7 +265,7 @@ static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 static LOCK: Lock = Lock::new();
 
 const FREE: u32 = 0;
-/// It is being filled or emptied.
+/// The slot is being filled or emptied.
 const CLAIMED: u32 = 1;
 const READY: u32 = 2;
 

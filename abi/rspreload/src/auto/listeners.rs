@@ -33,7 +33,8 @@ static ACCEPTING: Lock = Lock::new();
 /// A listener.
 pub struct Listener {
     state: AtomicU32,
-    /// The program's descriptors: how many, and the first one, which may have been closed.
+    /// Number of the program's descriptors for this listener, and the first of them, which may have
+    /// been closed.
     numbers: AtomicU32,
     first: AtomicI32,
     /// Its local address, as the program has bound it.

@@ -112,8 +112,8 @@ pub fn accepted(fd: i32, from: &SockAddr, reason: Reason) {
     line(format_args!("accept: socket {fd} <- {} port {}: {way}: {reason}", from.address(), from.port()));
 }
 
-/// The transport of a connection. The peer of one by TCP is remembered for the line of its
-/// close(2).
+/// Returns the transport of a connection. Remembers the peer of a TCP connection for the log line
+/// of its close(2).
 fn way(fd: c_int, peer: &SockAddr, reason: Reason) -> &'static str {
     match reason {
         Reason::Connected => return "RDMA",

@@ -18,7 +18,7 @@ use crate::{errno, open_fds, process, rsocket};
 /// Whether an address of connect(2) has the family AF_UNSPEC.
 ///
 /// # Safety
-/// As for connect(2).
+/// `addr` is NULL or readable for `len` bytes.
 pub unsafe fn is_asked(addr: *const sockaddr, len: socklen_t) -> bool {
     // SAFETY: `addr` has `len` bytes: guaranteed by the caller.
     !addr.is_null()

@@ -184,8 +184,8 @@ fn hash(subject: Subject) -> u64 {
     hash_of([kind, u64::from(port), (subject >> 64) as u64, subject as u64])
 }
 
-/// The steps of FNV-1a, with larger pieces; the last step of each spreads what the last bits of an
-/// address have changed.
+/// The steps of FNV-1a, on 64-bit pieces. The shift at the end of each step spreads differences in
+/// the last bits of an address.
 fn hash_of(pieces: impl IntoIterator<Item = u64>) -> u64 {
     pieces.into_iter().fold(0xCBF2_9CE4_8422_2325, |hash: u64, piece| {
         let hash = (hash ^ piece).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -193,9 +193,9 @@ fn hash_of(pieces: impl IntoIterator<Item = u64>) -> u64 {
     })
 }
 
-/// The command of this process: a hash of the words with which it was started, and whether a child
-/// of the command has used its parent's connection before. Both as they are at the first
-/// connection.
+/// The command of this process, as a hash of its command line, and whether a child of this command
+/// is known to have used its parent's connection. Both are determined by the first call, and then
+/// kept.
 fn command() -> (Subject, bool) {
     static COMMAND: AtomicU64 = AtomicU64::new(0);
     const IS_READ: u64 = 1;

@@ -36,7 +36,8 @@ const WANTED: u32 = 4;
 /// What the use of the connection tells of its listener ([`Use`]).
 const USE: u32 = 3 * 8;
 
-/// The bits from this one on change when the slot gets another connection.
+/// Unit of the generation, a counter in the upper bits that goes up when the slot gets another
+/// connection.
 const GENERATION: u32 = 32;
 
 /// What another process does with a connection.
@@ -106,8 +107,8 @@ pub fn slot(index: usize) -> Option<&'static Slot> {
     slots()?.get(index)
 }
 
-/// Takes a slot for a connection whose stand-in has the local address `stand_in`, at the owner's
-/// end. `None` if those of its port are taken.
+/// Takes a slot for a connection. `stand_in` is the local address of its stand-in at the owner's
+/// end. Returns `None` if all slots for that port are taken.
 pub fn claim(
     stand_in: &SockAddr,
     listener_port: u16,
@@ -160,7 +161,8 @@ pub struct Accepted {
     pub generation: u32,
 }
 
-/// Looks a connection up that accept(2) has got from `from`. Returns `None` if it is no stand-in.
+/// Finds the stand-in with the address `from` that accept(2) has returned, and marks it as taken.
+/// Returns `None` if the socket is no stand-in.
 pub fn accepted(from: &SockAddr, listener_port: impl FnOnce() -> Option<u16>) -> Option<Accepted> {
     let all = slots()?;
     let find = |index: usize| {

@@ -234,9 +234,9 @@ impl Asked<'_> {
     }
 }
 
-/// The result of a call that an rsocket has ended with `done`, or that of `again`: after a failure
-/// because the library forwards the data meanwhile. Then the descriptor is a socket of the kernel,
-/// and the rsocket does not block any more.
+/// Returns the result of an rsocket call, `done`. If the call failed because the library now
+/// forwards the data, returns the result of `again`: the descriptor is then a kernel socket, and
+/// the rsocket no longer blocks.
 ///
 /// # Safety
 /// The buffers are those of the call.

@@ -238,8 +238,8 @@ exports! {
         next_symbol::dup2(old, new)
     }
 
-    /// fcntl(2). It is variadic in C: a third argument that was not given is whatever the register
-    /// has, and is not used.
+    /// fcntl(2). It is variadic in C: without a third argument, `arg` is an arbitrary register
+    /// value, and is not used.
     fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> c_int {
         control(fd, cmd, arg, || next_symbol::fcntl(fd, cmd, arg))
     }
@@ -397,7 +397,7 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
         (F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW, _) => next(),
         // The descriptor is a socket of the kernel, which takes what sockets take.
         (_, Fd::Rsocket(entry)) if auto::is_auto(entry) => next(),
-        // Signals, owners, leases would have no effect.
+        // Commands for signals, owners and leases would have no effect.
         _ => errno::fail(EINVAL),
     }
 }
@@ -407,8 +407,8 @@ fn set_flags(fd: c_int, rsocket: c_int, flags: c_int) -> c_int {
     let result = rdma::fcntl(rsocket, F_SETFL, flags);
     if result >= 0 {
         errno::keeping(|| kernel::fcntl(fd, F_SETFL, flags & O_NONBLOCK));
-        // A thread that has read the placeholder's flags before may have set the rsocket's
-        // since.
+        // Another thread may have read the placeholder's flags before this change and set the
+        // rsocket's after it.
         rsocket::sync_nonblock(fd, rsocket);
     }
     result

@@ -41,7 +41,7 @@ unsafe impl Plain for Record {}
 /// By descriptor.
 static RECORDS: Growing<Record> = Growing::new();
 
-/// One more than the number of calls of fork(2) in this process and in those before it.
+/// 1 plus the number of fork(2) calls of this process and, before it was forked, of its ancestors.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 /// What the number of an instance has as its `instance`.
@@ -162,8 +162,8 @@ impl Record {
     }
 }
 
-/// Removes a socket from the instances of the kernel's of which it is a member. The record keeps
-/// these, for [`join`].
+/// Removes a socket from the kernel's epoll instances of which it is a member. The record keeps the
+/// instances for [`join`].
 pub fn leave(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;

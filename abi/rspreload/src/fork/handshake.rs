@@ -197,7 +197,8 @@ impl Arrivals {
                 match tcp::peek(tcp, &mut [0], libc::MSG_DONTWAIT) {
                     Err(EAGAIN) => {}
                     Ok(count) if count > 0 => break,
-                    // The peer has connected, which this end may see later, or it has left.
+                    // The peer has ended the TCP connection: either its rsocket has connected,
+                    // which this end may see later, or the peer is gone.
                     _ => {
                         has_ended = true;
                         fds[1].fd = -1;

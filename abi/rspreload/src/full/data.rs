@@ -146,7 +146,8 @@ exports_and_next! {
         if !from_offset.is_null() || !to_offset.is_null() {
             return errno::fail(ESPIPE);
         }
-        // The flag is for the pipe; the rsocket waits or not by its own O_NONBLOCK.
+        // SPLICE_F_NONBLOCK applies to the pipe only; the rsocket's own O_NONBLOCK decides whether
+        // it blocks.
         let now = flags & SPLICE_F_NONBLOCK != 0;
         if len == 0 {
             0
@@ -171,8 +172,8 @@ fn are_kernels(count: nfds_t, room: size_t) -> bool {
 /// The kernel's limit for one call of recvmmsg and sendmmsg.
 const MAX_MESSAGES: c_uint = 1024;
 
-/// Makes a call for each message until one fails or the call says that it was the last. Returns the
-/// number of messages, or -1 if the first one failed.
+/// Calls `call` for each message until a call fails, returns 0 bytes or reports that it was the
+/// last. Returns the number of messages, or -1 if the first call failed.
 ///
 /// # Safety
 /// `list` has `count` structures.

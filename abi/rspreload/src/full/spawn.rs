@@ -57,8 +57,8 @@ exports_and_next! {
         fork_handlers::around(|| next::_Fork())
     }
 
-    /// posix_spawn_file_actions_adddup2(3): the executed program will have `old`, which is
-    /// forwarded from now on, because the actions cannot be read later.
+    /// posix_spawn_file_actions_adddup2(3): the executed program will inherit `old`. Its data is
+    /// forwarded from now on, because the actions cannot be read back at the spawn.
     fn posix_spawn_file_actions_adddup2(
         actions: *mut posix_spawn_file_actions_t,
         old: c_int,

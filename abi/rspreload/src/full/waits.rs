@@ -189,7 +189,7 @@ exports_and_next! {
         timeout: c_int,
         mask: *const sigset_t,
     ) -> c_int {
-        // The kernel waits for rsockets, too: they make the instance readable.
+        // The kernel's wait covers rsockets, too: a ready rsocket makes the instance readable.
         epoll::wait_by(|left| next::epoll_pwait(epfd, events, max, left, mask), events, max, timeout)
     }
 

@@ -108,8 +108,8 @@ fn set_up() -> Result<Daemon, Failure> {
     })?;
     set_receive_buffer(&kernel, config);
     let limit = process::raise_descriptor_limit();
-    // Future kernels may require CAP_NET_ADMIN for each message; CAP_NET_BIND_SERVICE restores
-    // mappings to ports below 1024.
+    // CAP_NET_ADMIN: future kernels may require it for each message. CAP_NET_BIND_SERVICE: needed
+    // to restore mappings to ports below 1024.
     process::keep_capabilities(&[CAP_NET_ADMIN, CAP_NET_BIND_SERVICE]).map_err(|e| format!("capabilities: {e}"))?;
     // From here on there is a second thread: after the fork, with the signals blocked and the
     // capabilities given up.

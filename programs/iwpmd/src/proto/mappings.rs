@@ -35,7 +35,8 @@ pub struct Mapping {
     pub removals: u32,
     /// When it was created or last requested again.
     pub last_used: u64,
-    /// The last list of the kernel that contained it, and how many times.
+    /// Round of the last kernel listing that contained the mapping, and how many times it did. A
+    /// new mapping starts with the current round.
     pub listed: (u32, u32),
 }
 

@@ -28,7 +28,8 @@ pub(super) struct Burst {
     /// Number of messages that are sent at once, before others may be held: the first of the
     /// burst, or a pause.
     at_once: u32,
-    /// Bytes held, which follow those in use in the send buffer. Only if `at_once` is 0.
+    /// Bytes held, which follow those in use in the send buffer. Bytes are added only while
+    /// `at_once` is 0.
     held: u32,
     /// Number of times in a row that no messages were on their way.
     in_vain: u32,

@@ -33,7 +33,7 @@ fn arbitrary_messages_are_rejected_or_harmless() {
                 2 => end.write_sgl(&mut random),
                 3 => end.execute(),
                 4 => end.poll(),
-                // Invalid immediate data fails the connection before it gets here.
+                // A connection fails on invalid immediate data before it updates the flow control.
                 _ => match Message::parse(word(&mut random, &setup)).map(|message| end.receive_now(message)) {
                     Ok(()) => accepted += 1,
                     Err(_) => rejected += 1,

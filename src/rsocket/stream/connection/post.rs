@@ -44,8 +44,8 @@ fn split_sg_list(write: &SendWr) -> [Sge; 2] {
     [Sge { len: left, ..first }, rest]
 }
 
-/// Returns the work requests of a message for iWARP: the write without immediate data, and a SEND of
-/// this data, which is stored in `content`.
+/// Returns the two work requests of a message for iWARP: the write without immediate data, and a
+/// SEND of the immediate data, which is stored in `content`.
 fn as_two(write: &SendWr, imm: u32, content: &mut [u8; IMM_LEN]) -> [SendWr; 2] {
     *content = imm.to_ne_bytes();
     let data = SendWr {
