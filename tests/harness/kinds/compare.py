@@ -374,4 +374,5 @@ def run(chosen, options, folder, result):
         for run, programs in parts:
             if programs:
                 run(programs, options, work, result)
-        shutil.copytree(work, folder)
+        # Another run may copy at the same time (tests/mutants/run -j).
+        shutil.copytree(work, folder, dirs_exist_ok=True)
