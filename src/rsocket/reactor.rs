@@ -206,8 +206,8 @@ pub(super) unsafe fn after_fork_in_child() {
     unsafe { REACTOR.after_fork_in_child(|| None) };
     let left = REACTOR.try_lock().and_then(|mut reactor| reactor.take());
     match left {
-        // The descriptors are copies, which the child closes. The services are leaked: threads that do
-        // not exist here may have locked them.
+        // The descriptors are copies, which the child closes. The services are leaked: threads that
+        // do not exist here may have locked them.
         Some(left) if left.wake.is_unchanged() => std::mem::forget((left.registrations, left.timers)),
         Some(left) => left.abandon(),
         None => {}

@@ -209,8 +209,8 @@ impl<T: Send + Sync> Table<T> {
         }
     }
 
-    /// Clears the pins of the parent's threads, which do not exist in the child of a fork(), and leaks
-    /// their objects: [`remove`](Self::remove) would wait in vain.
+    /// Clears the pins of the parent's threads, which do not exist in the child of a fork(), and
+    /// leaks their objects: [`remove`](Self::remove) would wait in vain.
     ///
     /// # Safety
     /// The process has no other thread.
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&new), 1);
     }
 
-    /// One of the two pins is of a call that the child finishes.
+    /// The pin is of a thread of the parent.
     #[test]
     fn a_child_has_no_pins_of_its_parent() {
         let table = Table::new();

@@ -498,8 +498,8 @@ impl InlineWrite {
         Ok(InlineWrite { qp, request: MaybeUninit::new(request), element: MaybeUninit::zeroed() })
     }
 
-    /// Posts `data` for the memory at `addr`, with `imm`, as work request `wr_id`, outside of [`cancel::in_call`](crate::os::cancel::in_call). A failure ends the
-    /// connection.
+    /// Posts `data` for the memory at `addr`, with `imm`, as work request `wr_id`, outside of
+    /// [`cancel::in_call`](crate::os::cancel::in_call). A failure ends the connection.
     ///
     /// # Safety
     /// The QP is live.

@@ -227,8 +227,8 @@ impl Sender {
         self.limits.buffer - self.used - self.held()
     }
 
-    /// Returns whether the send buffer lets a message of `len` bytes be sent as a whole, according to the
-    /// completions so far.
+    /// Returns whether the send buffer lets a message of `len` bytes be sent as a whole, according
+    /// to the completions so far.
     pub fn has_room(&self, len: usize) -> bool {
         self.free() as usize >= len.max(LOW_WATER as usize)
     }

@@ -2,8 +2,8 @@
 //!
 //! What is left to do then is an [`Ending`]: the last message is sent, all data arrives, an iWARP
 //! connection is ended gracefully. The call waits for that, or the reactor does, which looks at
-//! intervals: the data of a non-blocking socket arrives after rshutdown(3) or rclose(3) has returned.
-//! No stream delays another. A process that calls exit(3) waits for all of them together.
+//! intervals: the data of a non-blocking socket arrives after rshutdown(3) or rclose(3) has
+//! returned. No stream delays another. A process that calls exit(3) waits for all of them together.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -55,8 +55,8 @@ struct Ending {
     /// The final message, until it is sent.
     message: Option<Control>,
     deadline: Instant,
-    /// An iWARP connection is ended gracefully when everything was sent: a completed work request only
-    /// means that TCP has the data, which would be discarded with the connection.
+    /// An iWARP connection is ended gracefully when everything was sent: a completed work request
+    /// only means that TCP has the data, which would be discarded with the connection.
     graceful: bool,
     /// The graceful disconnect is in progress.
     disconnecting: bool,
@@ -77,8 +77,11 @@ impl Ending {
         if state.cm_disconnected || Instant::now() >= self.deadline {
             return true;
         }
-        if self.disconnecting || connection.failure().is_some() {
-            return !self.disconnecting;
+        if self.disconnecting {
+            return false;
+        }
+        if connection.failure().is_some() {
+            return true;
         }
         if let Some(message) = self.message {
             match connection.control(message) {
@@ -93,8 +96,9 @@ impl Ending {
         state.is_flushed() && !self.goes_on_gracefully(state)
     }
 
-    /// After the data: has an RDMA read follow it. If the peer takes none, disconnects, and the ending
-    /// is over when the peer's adapter has disconnected, too. Returns false if nothing is to be done.
+    /// After the data: has an RDMA read follow it. If the peer takes none, disconnects, and the
+    /// ending is over when the peer's adapter has disconnected, too. Returns false if nothing is to
+    /// be done.
     fn goes_on_gracefully(&mut self, state: &mut State) -> bool {
         if !self.graceful || !state.needs_graceful_end() {
             return false;
@@ -240,8 +244,13 @@ impl Stream {
         }
     }
 
-    /// Shuts down a connection for reading, writing, or both. The call waits until all sent data has
-    /// arrived, at most until `deadline`, or the reactor does. `graceful`: see [`Ending`].
+    /// Shuts down a connection that the program uses no more, and ends it gracefully.
+    fn end_connection<'a>(&'a self, state: Guard<'a>, deadline: Instant, waits: bool) -> Guard<'a> {
+        self.shut_down(state, [true, true], deadline, waits, true)
+    }
+
+    /// Shuts down a connection for reading, writing, or both. The call waits until all sent data
+    /// has arrived, at most until `deadline`, or the reactor does. `graceful`: see [`Ending`].
     fn shut_down<'a>(
         &'a self,
         mut state: Guard<'a>,
@@ -344,7 +353,7 @@ impl Stream {
         }
         let deadline = Instant::now() + limit;
         if waits {
-            state = self.shut_down(state, [true, true], deadline, true, true);
+            state = self.end_connection(state, deadline, true);
         }
         if !waits || !state.is_flushed() {
             match self.close_in_background(state, deadline) {
@@ -359,7 +368,7 @@ impl Stream {
     /// Leaves the rest of rclose(3) to the reactor. Fails if nothing is left to do, or if no
     /// descriptor is available.
     fn close_in_background<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> std::result::Result<(), Guard<'a>> {
-        let state = self.shut_down(state, [true, true], deadline, false, true);
+        let state = self.end_connection(state, deadline, false);
         if state.background.is_none() {
             return Err(state);
         }
@@ -437,7 +446,7 @@ impl Stream {
         let needs_flush = is_open && (all || had_held || state.shut_write && state.needs_graceful_end());
         if needs_flush && state.options.linger != Linger::On(0) {
             state.disconnect_sent |= !connected && state.background.is_none();
-            drop(self.shut_down(state, [true, true], Instant::now() + CLOSE_TIMEOUT, false, true));
+            drop(self.end_connection(state, Instant::now() + CLOSE_TIMEOUT, false));
         }
     }
 
@@ -602,13 +611,13 @@ impl State {
     }
 
     /// Returns whether all sent data has arrived.
-    pub(super) fn is_flushed(&self) -> bool {
+    fn is_flushed(&self) -> bool {
         self.connection.as_ref().is_none_or(|connection| connection.is_flushed())
     }
 
     /// Returns whether this is a working iWARP connection whose last messages may not have arrived
     /// yet, although their work requests have completed.
-    pub(super) fn needs_graceful_end(&self) -> bool {
+    fn needs_graceful_end(&self) -> bool {
         !self.cm_disconnected && self.connection.as_ref().is_some_and(|connection| connection.needs_graceful_end())
     }
 

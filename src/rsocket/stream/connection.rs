@@ -200,7 +200,8 @@ pub(super) struct Connection {
     failed: Option<Errno>,
     /// No further message counts: a receive has failed, or the peer has violated the protocol.
     receive_ended: bool,
-    /// Number of threads that wait until another one does not use the connection without the stream's lock.
+    /// Number of threads that wait until another one does not use the connection without the
+    /// stream's lock.
     waiting: u32,
     /// The connection in the table for rsstat(8).
     entry: Option<socket_table::Entry>,

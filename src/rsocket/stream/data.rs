@@ -426,7 +426,8 @@ impl Stream {
         if let Some((start, first)) = parts(buffers, skip).next()
             && first == len
         {
-            // SAFETY: `first` bytes at `start` are readable during this call: guaranteed by the caller.
+            // SAFETY: `first` bytes at `start` are readable during this call: guaranteed by the
+            // caller.
             return self.send_source(state, unsafe { slice::from_raw_parts(start, first) }, skip > 0);
         }
         // SAFETY: the buffers are readable, and hold `len` bytes after the first `skip` ones:
@@ -441,17 +442,18 @@ impl Stream {
         self.send_source(state, data, skip > 0)
     }
 
-    /// As [`send_some`](Self::send_some), for a source of the bytes. `begun`: the call has sent data
-    /// before. The data may be held instead.
+    /// As [`send_some`](Self::send_some), for a source of the bytes. `begun`: the call has sent
+    /// data before. The data may be held instead.
     fn send_source<'a, S: Source>(&'a self, mut state: Guard<'a>, data: S, begun: bool) -> (Guard<'a>, Sent) {
         let mut sent = Sent::default();
-        if let Some(connection) = &mut state.connection {
-            if !begun && connection.hold(data) {
-                watching::ensure_flush_scheduled(self, &mut state);
-                return (state, Sent { bytes: data.size(), ..sent });
-            }
-            connection.send_held();
+        let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none()) else {
+            return (state, sent);
+        };
+        if !begun && connection.hold(data) {
+            watching::ensure_flush_scheduled(self, &mut state);
+            return (state, Sent { bytes: data.size(), ..sent });
         }
+        connection.send_held();
         while sent.bytes < data.size()
             && let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none())
         {
@@ -483,7 +485,8 @@ impl Stream {
 #[derive(Default)]
 struct Sent {
     bytes: usize,
-    /// The lock was released meanwhile: what the caller knows of the state may not be true any more.
+    /// The lock was released meanwhile: what the caller knows of the state may not be true any
+    /// more.
     unlocked: bool,
 }
 

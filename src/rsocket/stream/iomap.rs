@@ -95,8 +95,8 @@ impl State {
         self.mappings.pending
     }
 
-    /// Advertises mappings before data is sent. Returns false if the caller has to wait for credits or
-    /// space. The connection records a failure.
+    /// Advertises mappings before data is sent. Returns false if the caller has to wait for credits
+    /// or space. The connection records a failure.
     pub(super) fn advertise_mappings(&mut self) -> bool {
         if !self.mappings.pending {
             return true;
@@ -124,8 +124,8 @@ impl State {
 }
 
 impl Mappings {
-    /// Writes the mapping at `position` into entry `index` of the peer's iomap. Returns false if the
-    /// caller has to wait for credits or space.
+    /// Writes the mapping at `position` into entry `index` of the peer's iomap. Returns false if
+    /// the caller has to wait for credits or space.
     fn write(&mut self, position: usize, index: u16, connection: &mut Connection) -> bool {
         let Some(mapped) = self.list.get_mut(position) else { return true };
         let region = match &mapped.memory {

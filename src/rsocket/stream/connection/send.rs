@@ -180,9 +180,9 @@ impl ControlData {
         self.next = (slot + 1) % CONTROL_ENTRIES as usize;
         let addr = self.first.addr + (slot * CONTROL_DATA) as u64;
         let sg_list = [Sge { addr, len: bytes.len() as u32, ..self.first }, Sge::default()];
-        // SAFETY: by the layout there are `CONTROL_ENTRIES` slots of `CONTROL_DATA` bytes. No outstanding
-        // message uses this one: there are at most as many outstanding messages as slots, and they
-        // complete in order.
+        // SAFETY: by the layout there are `CONTROL_ENTRIES` slots of `CONTROL_DATA` bytes. No
+        // outstanding message uses this one: there are at most as many outstanding messages as
+        // slots, and they complete in order.
         unsafe { copy_to(&sg_list, bytes) };
         sg_list
     }
@@ -206,8 +206,8 @@ pub(super) struct SendSide {
     max_inline: u32,
     /// The stream is connected and may write.
     may_send: bool,
-    /// A thread copies and posts without the stream's lock what it has reserved. Nothing else is posted
-    /// meanwhile: work requests complete in the order of their numbers.
+    /// A thread copies and posts without the stream's lock what it has reserved. Nothing else is
+    /// posted meanwhile: work requests complete in the order of their numbers.
     is_unlocked: bool,
     /// A completion has to wake the leader when that is over.
     pub wake_due: bool,
@@ -274,8 +274,8 @@ impl SendSide {
     }
 }
 
-/// Messages that are posted together, whose space and work requests are reserved: their requests and
-/// bytes. The second one begins the peer's next buffer.
+/// Messages that are posted together, whose space and work requests are reserved: their requests
+/// and bytes. The second one begins the peer's next buffer.
 pub struct Planned<S> {
     first: (SendWr, S),
     second: Option<(SendWr, S)>,
@@ -294,8 +294,9 @@ impl<S: Source> Planned<S> {
     pub unsafe fn post(&self, queue: SendQueue) -> Result<()> {
         for (request, bytes) in [Some(self.first), self.second].into_iter().flatten() {
             if !request.inline {
-                // SAFETY: the request describes space of the send buffer, which is live: guaranteed by
-                // the caller. The flow control has reserved it, so no outstanding request reads it.
+                // SAFETY: the request describes space of the send buffer, which is live: guaranteed
+                // by the caller. The flow control has reserved it, so no outstanding request reads
+                // it.
                 unsafe { copy_to(&request.sg_list, bytes) };
             }
         }
@@ -370,8 +371,8 @@ impl Connection {
         self.send.flow.crosses_target_end(len)
     }
 
-    /// Reserves the next message of `data`, or two. Returns `None` if nothing can be sent now. `begun`:
-    /// the program's call has sent data before.
+    /// Reserves the next message of `data`, or two. Returns `None` if nothing can be sent now.
+    /// `begun`: the program's call has sent data before.
     pub fn plan<S: Source>(&mut self, data: S, begun: bool) -> Option<Planned<S>> {
         let wanted = if begun { data.size() } else { self.send.flow.first_message(data.size()) };
         let (data, _) = data.split(wanted);
@@ -416,9 +417,9 @@ impl Connection {
         self.qp.send_queue().post(request).inspect_err(|&error| self.fail(error))
     }
 
-    /// If the planned messages are long, `len` bytes, and another thread receives at the same time, lets
-    /// the caller copy and post them without the stream's lock, and returns the queue for that. Until
-    /// [`end_unlocked`](Self::end_unlocked) nothing else is posted.
+    /// If the planned messages are long, `len` bytes, and another thread receives at the same time,
+    /// lets the caller copy and post them without the stream's lock, and returns the queue for
+    /// that. Until [`end_unlocked`](Self::end_unlocked) nothing else is posted.
     pub fn begin_unlocked(&mut self, len: usize) -> Option<SendQueue> {
         if !self.send.is_shared || len < LARGE || self.is_awaited() {
             return None;
@@ -459,13 +460,14 @@ impl Connection {
         self.waiting = if more { self.waiting + 1 } else { self.waiting.saturating_sub(1) };
     }
 
-    /// Returns whether a thread waits until another one does not use the connection without the lock.
+    /// Returns whether a thread waits until another one does not use the connection without the
+    /// lock.
     pub fn is_awaited(&self) -> bool {
         self.waiting > 0
     }
 
-    /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer, and grows the
-    /// buffer if it limits the stream.
+    /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer, and grows
+    /// the buffer if it limits the stream.
     fn make_space(&mut self, len: usize) {
         if !self.send.flow.has_room(len) {
             if !self.send.flow.is_idle() {
@@ -524,8 +526,8 @@ const STEPS: [u32; 2] = [1 << 18, 1 << 20];
 const GROW_AFTER: u32 = 2;
 
 /// The memory from which messages go that are not inline: a part of the receive side's memory, or,
-/// after the first message that needs more, memory of its own. A first buffer that is used up grows,
-/// too: a connection that sends more would process completions too often.
+/// after the first message that needs more, memory of its own. A first buffer that is used up
+/// grows, too: a connection that sends more would process completions too often.
 #[derive(Debug)]
 pub(super) struct SendBuffer {
     /// The first buffer.
@@ -566,8 +568,8 @@ impl SendBuffer {
         self.size < self.full_size
     }
 
-    /// Allocates memory of a larger size. The full size is not growth: idle streams may have to free
-    /// memory for it.
+    /// Allocates memory of a larger size. The full size is not growth: idle streams may have to
+    /// free memory for it.
     fn allocate(&self, qp: &QueuePair, size: u32) -> Result<Grown> {
         if self.old.is_some() {
             return Err(Errno::ENOMEM);
@@ -591,8 +593,8 @@ impl SendBuffer {
         sg_list
     }
 
-    /// Returns the scatter/gather list of `len` bytes from `offset` on, and of those that follow at the
-    /// beginning of the buffer.
+    /// Returns the scatter/gather list of `len` bytes from `offset` on, and of those that follow at
+    /// the beginning of the buffer.
     pub fn space(&self, offset: u32, len: u32) -> [Sge; 2] {
         let Sge { addr, lkey, .. } = self.grown.as_ref().map_or(self.first, |grown| grown.memory.sge(0, self.size));
         let left = len.min(self.size - offset);
@@ -601,8 +603,8 @@ impl SendBuffer {
 }
 
 impl SendSide {
-    /// Counts that the buffer has limited the stream. Grows a first buffer, and a full one if it did so
-    /// repeatedly.
+    /// Counts that the buffer has limited the stream. Grows a first buffer, and a full one if it
+    /// did so repeatedly.
     pub fn grow_buffer(&mut self, qp: &QueuePair) {
         let buffer = &mut self.buffer;
         let Some(size) = buffer.larger() else { return };
