@@ -362,10 +362,10 @@ case_clients_that_go() {
     [ "$status" = 0 ] && [ "$(grep -c '^echoed 0$' "$work/server.out")" = $((2 * count)) ] && grep -q '^echoed 100000$' "$work/server.out"
 }
 
-# stranger NAME KIND WAY: clients of auto_processes.py in the background, as many as `strangers` says.
+# stranger NAME KIND WAY [INPUT]: clients of auto_processes.py in the background, as many as `strangers` says.
 stranger() {
     with "$2" "$work/client.$1" timeout 900 "$python" "$here/auto_processes.py" "$3" "$ADDR" "$port" "$strangers" \
-        >"$work/client.$1.out" 2>&1 &
+        <"${4:-/dev/null}" >"$work/client.$1.out" 2>&1 &
     pids+=($!)
 }
 
@@ -405,14 +405,15 @@ case_strangers() {
 
 # More silent connections than the server may have descriptors; it serves again when they are gone.
 case_descriptor_limit() {
-    local kind pids
-    processes strangers 64 || return 1
+    local kind pids times=0
+    processes strangers 64 && mkfifo "$work/client.orders" && exec {go}<>"$work/client.orders" || return 1
     for kind in plain auto; do
         pids=()
-        strangers=50 stranger "hold-$kind" "$kind" hold
-        wait "${pids[0]}" || return 1
-        several 1 "$kind" "$ADDR" || return 1
+        strangers=70 stranger "hold-$kind" "$kind" hold "$work/client.orders"
+        times=$((times + 1))
+        until_lines "$times" ^full && echo >&"$go" && wait "${pids[0]}" && several 1 "$kind" "$ADDR" || return 1
     done
+    exec {go}>&-
     descriptors >/dev/null && facts=$(grep ^descriptors "$work/server.out" | tail -n 1) || return 1
     echo >&"$orders"
     wait "$server" && [ "$(sed -n 's/.* refused //p' <<<"$facts")" -gt 0 ]

@@ -225,9 +225,11 @@ def scan(address, port, count):
 
 
 def hold(address, port, count):
-    """At most 200 at a time, which is what a program may have without further ado."""
+    """At most 200 at a time, which is what a program may have without further ado. They go when a line is read, or at
+    the end of the input."""
     for first in range(0, count, 200):
         held = [socket.create_connection((address, port)) for _ in range(min(200, count - first))]
+        sys.stdin.readline()
         for connection in held:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
@@ -244,7 +246,7 @@ class Strangers:
         self.listener.setblocking(False)
         self.epoll.register(self.listener, select.EPOLLIN)
         self.epoll.register(0, select.EPOLLIN)
-        self.refused = 0
+        self.refused, self.is_full = 0, False
 
     def run(self):
         while True:
@@ -266,7 +268,11 @@ class Strangers:
         except OSError as error:
             assert error.errno == errno.EMFILE, error
             self.refused += 1
+            if not self.is_full:
+                print("full", flush=True)
+            self.is_full = True
             return
+        self.is_full = False
         connection.setblocking(False)
         self.connections[connection.fileno()] = connection
         self.epoll.register(connection, select.EPOLLIN)
