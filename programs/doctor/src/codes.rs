@@ -1,11 +1,11 @@
-//! The codes of the findings, which `--json` prints. This is their only list: a finding cannot have
-//! another code, a code that no finding has does not compile, and a test compares the list with
+//! The codes of the findings, which `--json` prints. This list is complete: a finding cannot have
+//! another code, a code that no finding uses is a compile error, and a test compares the list with
 //! docs/doctor-codes.md.
 //!
-//! A code that was released keeps its name, its meaning and its state. One that is no longer
-//! reported moves to the retired codes of that document, and its name is not used again.
+//! A released code keeps its name, its meaning and its state. A code that is no longer reported
+//! moves to the retired codes of docs/doctor-codes.md, and its name is not used again.
 
-/// Defines an enumeration of codes, all of one state.
+/// Defines an enumeration of the codes of one state.
 macro_rules! codes {
     ($(#[$attribute:meta])* $type:ident { $($variant:ident = $code:literal,)* }) => {
         $(#[$attribute])*
@@ -30,7 +30,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Codes of findings that are correct or not applicable: the name of the check.
+    /// Codes of findings in the states ok and not-applicable: the name of the check.
     Check {
         Addresses = "addresses",
         Configuration = "configuration",
@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// The first two columns of the table of codes, and whether the last one is a version.
+    /// Returns the first two columns of the table, and whether meaning and version are given.
     fn documented() -> Vec<(&'static str, &'static str, bool)> {
         let document = include_str!("../../../docs/doctor-codes.md");
         let (_, table) = document.split_once("| code | state | meaning | since |\n").unwrap();

@@ -1,4 +1,4 @@
-//! Configuration files.
+//! Checks the configuration files of rsockets and librspreload, and environment variables.
 
 use std::fmt::Display;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::devices::entries;
 use crate::report::Report;
 
 const RSOCKET: &str = "/etc/rdma/rsocket";
-/// The files in that directory (rsocket(7)).
+/// The files in [`RSOCKET`] that hold a number (rsocket(7)).
 const FILES: [&str; 11] = [
     "mem_default",
     "wmem_default",
@@ -26,7 +26,7 @@ const FILES: [&str; 11] = [
     "grow_limit",
 ];
 
-/// The files of librspreload(7).
+/// The files in [`RSOCKET`] that librspreload reads (librspreload(7)).
 const PRELOAD_CONFIG: &str = "preload_config";
 const AUTO_CONFIG: &str = "auto_config";
 

@@ -11,51 +11,52 @@ use crate::report::{Report, count};
 
 pub const CLASS: &str = "/sys/class/infiniband";
 
-/// A port of a device.
+/// A port of an RDMA device.
 #[derive(Debug)]
 pub struct Port {
     /// The name in the form DEVICE/PORT.
     pub name: String,
     pub device: String,
     pub active: bool,
-    /// As in sysfs, such as "2: INIT".
+    /// The state as sysfs shows it, such as "2: INIT".
     pub state: String,
     link: String,
-    /// The device is an iWARP adapter.
+    /// Whether the device is an iWARP adapter.
     iwarp: bool,
     gids: usize,
     /// The port's network interface, and its upper interfaces: VLANs, bonds, IPoIB children.
     pub interfaces: Vec<String>,
     /// The port's network interface, if it is in another network namespace.
     elsewhere: Option<String>,
-    /// An interface with an address is up, or without addresses the first interface is up.
+    /// Whether the first interface, or any interface with an address, is up.
     up: bool,
     pub addresses: Vec<IpAddr>,
-    /// Somebody set an address, connected a cable, or added the software device: the port is meant
-    /// to be used.
+    /// Whether the port is meant to be used: it has an interface, and somebody has set an address,
+    /// connected a cable, or added the software device.
     configured: bool,
 }
 
-/// What prevents connections by a port.
+/// What prevents connections through a port.
 struct Defect {
-    /// The code if no port works; none for a port that only programs without IP addresses can use.
+    /// The code of the problem that is reported if no port works. `None` if programs that use no IP
+    /// addresses can still use the port: then this is a warning.
     code: Option<Problem>,
     text: String,
     advice: String,
 }
 
 impl Port {
-    /// Returns whether the port uses RoCE.
+    /// Returns whether the port is active and uses RoCE.
     pub fn is_roce(&self) -> bool {
         self.active && self.link == "Ethernet" && !self.iwarp
     }
 
-    /// Returns whether the port is connected to an InfiniBand fabric.
+    /// Returns whether the port is an InfiniBand port, active or not.
     pub fn is_infiniband(&self) -> bool {
         self.link == "InfiniBand" && !self.iwarp
     }
 
-    /// Returns the path below [`CLASS`], and below the directory of rdma_cm's configuration.
+    /// Returns the port's path relative to [`CLASS`] and to rdma_cm's configfs directory.
     pub fn path(&self) -> String {
         self.name.replace('/', "/ports/")
     }
@@ -77,7 +78,7 @@ impl Port {
             );
         }
         let interface = self.interfaces.first();
-        // A RoCE or iWARP port is inactive because its interface is down.
+        // A RoCE or iWARP port is inactive while its interface is down; an InfiniBand port is not.
         if let Some(interface) = interface.filter(|_| !self.up && (self.active || !self.is_infiniband())) {
             return found(
                 Problem::AddressesInterfaceDown,
@@ -123,7 +124,7 @@ impl Port {
     }
 }
 
-/// Returns the names in a directory, sorted. A missing directory has none.
+/// Returns the names in a directory, sorted; none if the directory cannot be read.
 pub fn entries(directory: &str) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory)
         .into_iter()
@@ -135,7 +136,7 @@ pub fn entries(directory: &str) -> Vec<String> {
     names
 }
 
-/// Returns a file's text without white space around it.
+/// Returns a file's text without surrounding white space; `None` if it cannot be read.
 pub fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
@@ -187,8 +188,9 @@ pub fn names(ports: &[Port]) -> Vec<&str> {
 
 pub const NET: &str = "/sys/class/net";
 
-/// Returns the interface of a port without one in this network namespace, if its GIDs name one. That
-/// may be the name of another interface here: netlink tells the port's interface only if it is here.
+/// Returns the name of a port's interface in another network namespace, if the port's GIDs name
+/// one. `of_port` is the interface that netlink reports, always one in this namespace. On kernels
+/// that do not report it, a name that exists in this namespace is taken to be the port's interface.
 fn elsewhere(directory: &str, of_port: Option<&str>) -> Option<String> {
     if of_port.is_some() {
         return None;
@@ -204,8 +206,8 @@ fn of_gids(directory: &str) -> Vec<String> {
     names.filter(|name| !name.is_empty()).collect()
 }
 
-/// Returns the IPoIB interfaces of a port that are no child interfaces of others: their hardware
-/// address ends with the port's GUID, as does its first GID.
+/// Returns the IPoIB interfaces of a port, except for child interfaces. Their hardware addresses
+/// end with the port's GUID, which is taken from the port's first GID.
 fn of_guid(net: &str, directory: &str) -> Vec<String> {
     const ARPHRD_INFINIBAND: &str = "32";
     let gid = read(&format!("{directory}/gids/0")).unwrap_or_default().replace(':', "");
@@ -219,8 +221,9 @@ fn of_guid(net: &str, directory: &str) -> Vec<String> {
     entries(net).into_iter().filter(is_of_port).collect()
 }
 
-/// Returns the network interfaces of a port: `of_port` from netlink, those of its GIDs, its IPoIB
-/// interfaces, or else that of the device's bus address; followed by their upper interfaces.
+/// Returns the network interfaces of a port, followed by their upper interfaces: `of_port` (from
+/// netlink) and those that the port's GIDs name. If there are none, its IPoIB interfaces; if it has
+/// none, the first interface of the device.
 fn interfaces(net: &str, device: &str, directory: &str, of_port: Option<String>) -> Vec<String> {
     let mut found: Vec<String> = of_port.into_iter().collect();
     found.extend(of_gids(directory));
@@ -233,8 +236,8 @@ fn interfaces(net: &str, device: &str, directory: &str, of_port: Option<String>)
     with_upper_interfaces(net, found)
 }
 
-/// Adds the upper interfaces: VLANs, bonds, bridges (links `upper_NAME`), and IPoIB children (file
-/// `parent`).
+/// Returns `lower` and its upper interfaces: VLANs, bonds, bridges (links `upper_NAME`), and IPoIB
+/// children (file `parent`).
 fn with_upper_interfaces(net: &str, lower: Vec<String>) -> Vec<String> {
     let all = entries(net);
     let mut found: Vec<String> = Vec::new();
@@ -260,7 +263,7 @@ fn gids(directory: &str) -> usize {
         .count()
 }
 
-/// Returns whether a GID or GUID is not set.
+/// Returns whether a GID or GUID is unset: all zeros.
 pub fn is_zero(identifier: &str) -> bool {
     identifier.bytes().all(|byte| b"0:".contains(&byte))
 }
@@ -273,7 +276,8 @@ fn is_up(interface: &str) -> bool {
 /// Checks whether there are devices, and whether their ports can be used.
 pub fn check(ports: &[Port], report: &mut Report) {
     if ports.is_empty() {
-        // Without ib_core, that is reported, and opening its netlink socket would load it.
+        // If ib_core is missing, `machine::modules` has reported it, and `is_exclusive` would load
+        // it by opening a netlink socket.
         if Path::new(CLASS).is_dir() {
             report.problem(
                 Problem::DevicesNone,
@@ -306,11 +310,11 @@ pub fn check(ports: &[Port], report: &mut Report) {
     }
 }
 
-/// How a machine gets a device.
+/// Advice on adding a device.
 pub const ADD: &str = "load the adapter's driver (lspci -k shows which), or add a software device: rdma link add rxe0 type rxe netdev INTERFACE";
 
-/// Returns the advice for a machine without devices. In the exclusive mode, /sys shows only those of
-/// its network namespace.
+/// Returns the advice for a machine without devices. If `exclusive`, /sys shows only the devices of
+/// the current network namespace.
 fn advice_without_devices(exclusive: bool) -> String {
     if !exclusive {
         return ADD.to_owned();

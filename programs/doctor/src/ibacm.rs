@@ -1,6 +1,6 @@
-//! ibacm(7): whether the library reaches it and gets an answer, the path of a port to itself; and
-//! its configuration. It is optional: without it the paths of InfiniBand come from the subnet
-//! administrator.
+//! Checks ibacm(7): whether it accepts a connection and answers with the path of a port to itself,
+//! and whether its configuration is correct. ibacm is optional: without it the paths of InfiniBand
+//! come from the subnet administrator.
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
@@ -16,7 +16,7 @@ use crate::codes::{Check, Warning};
 use crate::devices::{CLASS, Port, read};
 use crate::report::Report;
 
-/// The number of a TCP port; without it the library uses [`SOCKET`].
+/// This file holds the number of ibacm's TCP port; without it the library uses [`SOCKET`].
 const PORT_FILE: &str = "/run/ibacm.port";
 const SOCKET: &str = "/run/ibacm.sock";
 const OPTIONS: &str = "/etc/rdma/ibacm_opts.cfg";
@@ -25,7 +25,7 @@ const ADDRESSES: &str = "/etc/rdma/ibacm_addr.cfg";
 /// How long a daemon may take to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The options that `ib_acme -O` writes, and their values; none: anything.
+/// The options that `ib_acme -O` writes, and the possible values; an empty list allows any value.
 const KNOWN: [(&str, &[&str]); 27] = [
     ("log_file", &[]),
     ("log_level", &["0", "1", "2"]),
@@ -55,10 +55,10 @@ const KNOWN: [(&str, &[&str]); 27] = [
     ("provider_lib_path", &[]),
     ("provider", &[]),
 ];
-/// Stands for a whole number.
+/// In place of possible values: any whole number is valid.
 const NUMBER: &[&str] = &["a whole number"];
 
-/// Checks ibacm where it was set up.
+/// Checks ibacm if it runs, and those of its configuration files that exist.
 pub fn check(ports: &[Port], report: &mut Report) {
     let listens = [PORT_FILE, SOCKET].iter().any(|path| Path::new(path).exists());
     if listens {
@@ -143,8 +143,8 @@ fn connect(number: Option<u16>) -> Result<Box<dyn Stream>, Error> {
     within(move || open(number, SOCKET))
 }
 
-/// Runs `connect` in a thread that is left behind after [`PATIENCE`]: the queue of a daemon that
-/// does not accept may be full.
+/// Runs `connect` in a thread, because it blocks if a daemon does not accept and its listen queue
+/// is full. Fails with `TimedOut` after [`PATIENCE`], and leaves the thread running.
 fn within<T: Send + 'static>(connect: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
     let (sender, receiver) = mpsc::channel();
     // Nobody waits for the result any more if sending fails.
@@ -228,7 +228,7 @@ fn addresses(text: &str, exists: impl Fn(&str, u32) -> bool, report: &mut Report
     }
 }
 
-/// Answers come from a cache or after a query on the fabric, which ibacm gives up after six seconds.
+/// How long an answer may take: ibacm may query the fabric, and gives up after six seconds.
 const ANSWER_TIME: Duration = Duration::from_secs(8);
 
 /// A connection to ibacm.
@@ -236,7 +236,7 @@ trait Stream: Read + Write + Send {}
 
 impl<T: Read + Write + Send> Stream for T {}
 
-/// Connects to ibacm's TCP port, or to its socket.
+/// Connects to ibacm's TCP port `number`, or without a number to its Unix socket.
 fn open(number: Option<u16>, socket: &str) -> Result<Box<dyn Stream>, Error> {
     if let Some(number) = number {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, number))?;
@@ -248,8 +248,8 @@ fn open(number: Option<u16>, socket: &str) -> Result<Box<dyn Stream>, Error> {
     Ok(Box::new(stream))
 }
 
-/// Asks for the path of a port to itself. Returns the status of the answer, `None` if none comes or
-/// the library would reject it.
+/// Asks for the path of a port to itself. Returns the status of the answer; `None` if no answer
+/// arrives or the library would reject the answer.
 fn path_status(stream: &mut dyn Stream, port: &Port) -> Option<u8> {
     let mut head = [0; HEADER_LEN];
     stream.write_all(request(&gid(port)).as_bytes()).ok()?;
@@ -264,7 +264,7 @@ fn gid(port: &Port) -> [u8; 16] {
     text.trim().parse::<Ipv6Addr>().unwrap_or(Ipv6Addr::UNSPECIFIED).octets()
 }
 
-/// A request with a path record that has the GID at both ends.
+/// Returns a request with a path record that has the GID as its source and its destination.
 fn request(gid: &[u8; 16]) -> Request {
     let mut path = [0; PATH_RECORD_LEN];
     path[PATH_DGID..PATH_DGID + 16].copy_from_slice(gid);

@@ -1,9 +1,9 @@
-//! What the network interfaces of ports need: subnets of their own, and for IPoIB partitions that
-//! the port belongs to.
+//! Checks the network interfaces of ports: each needs its own subnet, and the port must be a member
+//! of the partition of each IPoIB interface.
 //!
-//! Interfaces that share a subnet ("ARP flux"): by default Linux answers ARP requests for an
-//! address on any interface, with that interface's MAC address. A peer then sends RDMA packets to a
-//! port that does not have the address, and they are dropped.
+//! Interfaces that share a subnet cause "ARP flux": by default Linux answers ARP requests for any
+//! local address on any interface, with that interface's MAC address. A peer then sends RDMA
+//! packets to a port that does not have the address, and the port drops them.
 
 use std::net::Ipv4Addr;
 
@@ -12,7 +12,8 @@ use crate::devices::{CLASS, Port, entries, read};
 use crate::netdev::{self, Network};
 use crate::report::Report;
 
-/// Checks whether a port's interface shares a subnet with another interface that may answer for it.
+/// Checks whether a port's interface shares a subnet with another one, and one of them answers ARP
+/// requests for the other's address.
 pub fn subnets(ports: &[Port], report: &mut Report) {
     let of_ports: Vec<&str> = ports.iter().flat_map(|port| &port.interfaces).map(String::as_str).collect();
     for (one, other) in in_flux(&netdev::networks(), &of_ports, arp_ignore) {
@@ -33,8 +34,8 @@ pub fn subnets(ports: &[Port], report: &mut Report) {
     }
 }
 
-/// Returns the pairs of interfaces in one subnet, at least one of them a port's, of which one
-/// answers for the other.
+/// Returns the pairs of interfaces in one subnet. At least one of each pair is a port's, and at
+/// least one answers ARP requests for the other's address: its `arp_ignore` is 0.
 fn in_flux<'a>(
     networks: &'a [Network],
     of_ports: &[&str],
@@ -61,7 +62,7 @@ fn in_flux<'a>(
     found
 }
 
-/// The kernel uses the larger one of the value for all interfaces and that of the interface.
+/// Returns the value that the kernel uses: the larger one of the interface's and that of `all`.
 fn arp_ignore(interface: &str) -> u32 {
     let of = |name: &str| read(&format!("/proc/sys/net/ipv4/conf/{name}/arp_ignore"))?.parse::<u32>().ok();
     of("all").unwrap_or(0).max(of(interface).unwrap_or(0))
@@ -69,7 +70,7 @@ fn arp_ignore(interface: &str) -> u32 {
 
 const NET: &str = "/sys/class/net";
 
-/// Checks the InfiniBand ports. A machine without any has no findings.
+/// Checks whether InfiniBand ports are members of the partitions of their IPoIB interfaces.
 pub fn partitions(ports: &[Port], report: &mut Report) {
     for port in ports.iter().filter(|port| port.is_infiniband()) {
         report.about(Some(&port.name));
@@ -78,8 +79,8 @@ pub fn partitions(ports: &[Port], report: &mut Report) {
     report.about(None);
 }
 
-/// Returns the interfaces whose partition is not in the table of P_Keys. Full and limited members
-/// have different entries: bit 15 is set for a full member.
+/// Returns the interfaces whose partition is not in the port's table of P_Keys. Bit 15 is ignored:
+/// it only distinguishes full members from limited ones.
 fn without_partition(interfaces: &[(String, u16)], table: &[u16]) -> Vec<(String, u16)> {
     let has = |key: u16| table.iter().any(|entry| entry & 0x7fff == key & 0x7fff);
     interfaces.iter().filter(|(_, key)| !has(*key)).cloned().collect()
@@ -89,8 +90,8 @@ fn number(path: &str) -> Option<u16> {
     u16::from_str_radix(read(path)?.strip_prefix("0x")?, 16).ok()
 }
 
-/// Returns the P_Key of an IPoIB interface, which is a part of the group that it broadcasts to
-/// (RFC 4391). (Interfaces made by netlink have no file `pkey`.)
+/// Returns the P_Key of an IPoIB interface, which is a part of its broadcast address (RFC 4391).
+/// The file `pkey` is of no use: interfaces that were created by netlink do not have it.
 fn partition_of(broadcast: &str) -> Option<u16> {
     let mut bytes = broadcast.split(':').skip(8);
     u16::from_str_radix(&format!("{}{}", bytes.next()?, bytes.next()?), 16).ok()

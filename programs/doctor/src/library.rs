@@ -1,5 +1,5 @@
-//! The libraries: which file the loader selects, and whether it has the functions that programs
-//! call.
+//! Checks librdmacm and libibverbs: which file the loader selects, and whether it has the functions
+//! that programs call.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
@@ -71,7 +71,8 @@ impl Library {
     }
 }
 
-/// Checks both libraries. Returns the file of librdmacm if it can be used.
+/// Checks both libraries; `path` replaces the librdmacm that programs load. Returns the file of
+/// librdmacm, or `None` if it cannot be used.
 pub fn check(path: Option<&Path>, ports: &[Port], report: &mut Report) -> Option<PathBuf> {
     check_verbs(ports, report);
     let name = path.unwrap_or(Path::new("librdmacm.so.1"));

@@ -1,5 +1,5 @@
-//! Connections from the machine to itself. Each is made in a separate process, so that a library
-//! that hangs or crashes is a finding.
+//! Connections from the machine to itself. Each is made in a child process, so that a library that
+//! hangs or crashes becomes a finding.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -14,9 +14,9 @@ use crate::library::Library;
 use crate::report::Report;
 use crate::{rdma, rsockets};
 
-/// Time-out for one connection, also on a slow machine.
+/// Time-out for one connection, long enough for a slow machine.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Interval between two checks of the process.
+/// Interval between two checks whether the child process has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The interface that makes a connection.
@@ -40,8 +40,9 @@ impl Kind {
     }
 }
 
-/// Tries each usable port with its first IPv4 and IPv6 address, all of them at the same time: what
-/// does not answer takes [`TIMEOUT`] once. What a problem prevents is not tried.
+/// Tries each usable port with its first IPv4 and its first IPv6 address. All addresses are tried
+/// at the same time, so that several time-outs take no longer than one. A port with a reported
+/// problem is not tried.
 pub fn check(ports: &[Port], library: Option<&Path>, report: &mut Report) {
     let mut tries: Vec<(&Port, IpAddr)> = Vec::new();
     let mut causes: Vec<String> = Vec::new();
@@ -64,7 +65,7 @@ pub fn check(ports: &[Port], library: Option<&Path>, report: &mut Report) {
     }
 }
 
-/// Connections of one kind by a port that fail in the same way.
+/// Connections of one kind through one port that failed with the same message.
 struct Failure<'a> {
     port: &'a Port,
     what: String,
@@ -104,14 +105,15 @@ fn run_all(tries: &[(&Port, IpAddr)], library: &Path, report: &mut Report) {
     report.about(None);
 }
 
-/// Connects by ids, and if that works by rsockets, which need it.
+/// Connects with ids, and if that succeeds with rsockets, which are built on ids. Returns the
+/// result of each kind that was tried.
 fn attempts(address: IpAddr, library: &Path) -> Vec<(Kind, Result<(), String>)> {
     let ids = in_process(Kind::Rdma, address, library);
     let rsockets = ids.is_ok().then(|| (Kind::Rsockets, in_process(Kind::Rsockets, address, library)));
     [(Kind::Rdma, ids)].into_iter().chain(rsockets).collect()
 }
 
-/// Makes a connection in a child process. Fails with the message that the child has printed.
+/// Makes a connection in a child process. Fails with the child's message or exit status.
 fn in_process(kind: Kind, address: IpAddr, library: &Path) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut child = Command::new(program)
@@ -134,8 +136,8 @@ fn in_process(kind: Kind, address: IpAddr, library: &Path) -> Result<(), String>
     }
 }
 
-/// Waits until the child has ended, at most for [`TIMEOUT`]. Then it is killed, which may take the
-/// kernel longer.
+/// Waits until the child has ended. Kills the child after [`TIMEOUT`] and fails, without waiting
+/// for its end: a process that hangs in the kernel may not end soon.
 fn wait(child: &mut Child) -> Result<ExitStatus, String> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -151,7 +153,7 @@ fn wait(child: &mut Child) -> Result<ExitStatus, String> {
     }
 }
 
-/// Makes a connection in this process, which is the child. Prints the message of a failure.
+/// Makes a connection in this process, which `in_process` has started. Prints an error message.
 pub fn run(kind: Kind, address: IpAddr, library: &Path) -> ExitCode {
     let result = Library::open(library).and_then(|library| match kind {
         Kind::Rdma => rdma::connect(library, address),
@@ -200,12 +202,12 @@ macro_rules! functions {
 
 pub(crate) use functions;
 
-/// Returns the result of a call. Fails with a message if it is negative; `errno` is set then.
+/// Returns the result of the call `name`. Fails with the message of `errno` if it is negative.
 pub fn done(name: &str, result: libc::c_int) -> Result<libc::c_int, String> {
     if result >= 0 { Ok(result) } else { Err(format!("{name} failed: {}", std::io::Error::last_os_error())) }
 }
 
-/// Returns the pointer that a call has returned. Fails with a message if it is NULL.
+/// Returns the pointer from the call `name`. Fails with the message of `errno` if it is NULL.
 pub fn non_null<T>(name: &str, result: *mut T) -> Result<*mut T, String> {
     if result.is_null() { Err(format!("{name} failed: {}", std::io::Error::last_os_error())) } else { Ok(result) }
 }

@@ -15,15 +15,15 @@ use crate::report::Report;
 const VERBS: &str = "/sys/class/infiniband_verbs";
 const CONNECTION_MANAGER: &str = "/sys/class/misc/rdma_cm";
 
-/// A module, the path that exists if the kernel has it (loaded or built in), and what is missing
-/// without it. Each one loads those before it.
+/// The name of a module, the path that exists if the module is loaded or built in, and what does
+/// not work without it. Loading a module also loads the modules before it.
 const MODULES: [(&str, &str, &str); 3] = [
     ("ib_core", devices::CLASS, "this machine has no RDMA device"),
     ("ib_uverbs", VERBS, "programs cannot use RDMA devices"),
     ("rdma_ucm", CONNECTION_MANAGER, "programs cannot use the connection manager"),
 ];
 
-/// Checks the modules. Reports only the first one that is missing: the others depend on it.
+/// Checks the modules. Reports only the first missing module: those after it depend on it.
 pub fn modules(report: &mut Report) {
     for (module, path, without) in MODULES {
         if !Path::new(path).exists() {
@@ -51,7 +51,7 @@ fn how_to_load(module: &str) -> String {
     }
 }
 
-/// A device file, and the device that it is for; none for the connection manager's.
+/// The name of a device file, and the RDMA device that it belongs to; `None` for rdma_cm.
 type Node = (String, Option<String>);
 
 /// Checks that the device files exist and that this user can open them.
@@ -76,7 +76,7 @@ pub fn nodes(report: &mut Report) {
         }
     }
     for (error, nodes) in broken {
-        // Without the connection manager or all devices nothing works, for one cause.
+        // If rdma_cm or all uverbs files are broken, nothing works: one finding about the machine.
         let is_general = nodes[0].1.is_none() || nodes.len() == devices;
         for nodes in nodes.chunks(if is_general { nodes.len() } else { 1 }) {
             report.about(nodes[0].1.as_deref().filter(|_| !is_general));
@@ -107,8 +107,8 @@ fn report_broken(error: &Error, names: &str, report: &mut Report) {
     }
 }
 
-/// One connection locks less than this: an rsocket's full buffers, and the queues that adapters
-/// (unlike the soft devices) lock. An idle rsocket locks 12 kB.
+/// One connection locks less than this: the buffers of an rsocket at their full size, and the
+/// queues, which adapters lock and software devices do not. An idle rsocket locks 12 kB.
 const ONE_CONNECTION: u64 = 1 << 20;
 /// Enough for several dozen connections.
 const MANY_CONNECTIONS: u64 = 64 << 20;
@@ -155,8 +155,8 @@ fn soft_limit(which: Resource) -> Option<u64> {
     getrlimit(which).ok().map(|(soft, _)| soft).filter(|&soft| soft != RLIM_INFINITY)
 }
 
-/// Returns whether the process has CAP_IPC_LOCK where it counts: in the first user namespace, whose
-/// map of user ids is complete.
+/// Returns whether the process has CAP_IPC_LOCK in the initial user namespace, the only one where
+/// it lifts the limit. This namespace is recognized by its complete map of user ids.
 fn may_lock_all() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     has_lock_capability() && (map.is_empty() || map.split_whitespace().eq(["0", "0", "4294967295"]))

@@ -31,14 +31,14 @@ use report::{Report, State};
 const PROBLEMS: u8 = 1;
 /// Exit status: the command line is invalid.
 const USAGE_ERROR: u8 = 2;
-/// Exit statuses with `--monitor`, as of Nagios plug-ins.
+/// Exit statuses with `--monitor`: those of Nagios plug-ins.
 const MONITOR_WARNINGS: u8 = 1;
 const MONITOR_PROBLEMS: u8 = 2;
 const MONITOR_USAGE_ERROR: u8 = 3;
 
 fn main() -> ExitCode {
-    // A closed pipe ends the program, as it ends others; Rust's print macros would panic.
-    // SAFETY: no handler.
+    // Restore the default action of SIGPIPE: Rust ignores SIGPIPE, and `print!` would panic.
+    // SAFETY: the default action runs no handler in this process.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
     match options::parse(std::env::args_os().skip(1)) {
         Ok(Action::Help) => {

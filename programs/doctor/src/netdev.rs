@@ -31,15 +31,15 @@ pub fn of_port(device: u32, port: u32) -> Option<String> {
     text(&answer(&reply)?, NDEV_NAME)
 }
 
-/// Returns whether the kernel, of 4.20 or later, tells the interface of a port.
+/// Returns whether the kernel is 4.20 or later, and so reports the interface of a port.
 pub fn tells_interfaces() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (4, 20)
 }
 
-/// Returns whether each device is visible only in the network namespace that it belongs to. Kernels
-/// before 5.2 and those without RDMA have no such mode.
+/// Returns whether each device is visible only in the network namespace that it belongs to. Returns
+/// false on kernels before 5.2 and kernels without RDMA, which do not report the mode.
 pub fn is_exclusive() -> bool {
     request(SYS_GET, 0, &[]).and_then(|socket| receive(&socket)).is_some_and(|reply| shows_exclusive(&reply))
 }
@@ -76,7 +76,7 @@ fn text(message: &Message<'_>, attribute: u16) -> Option<String> {
     CStr::from_bytes_until_nul(value(message, attribute)?).ok()?.to_str().ok().map(str::to_owned)
 }
 
-/// Opens a netlink socket and sends a request.
+/// Opens a netlink socket and sends a request. Returns the socket, or `None` if a call fails.
 fn request(command: u16, flags: libc::c_int, values: &[(u16, u32)]) -> Option<OwnedFd> {
     let mut message = vec![0; MESSAGE_HEADER];
     for (attribute, value) in values {
@@ -95,13 +95,13 @@ fn receive(socket: &OwnedFd) -> Option<Vec<u8>> {
     Some(reply)
 }
 
-/// Returns the message of a reply, unless that is an error.
+/// Returns the first message of a reply, or `None` if it is an error.
 fn answer(reply: &[u8]) -> Option<Message<'_>> {
     Messages::new(reply).next().filter(is_of_nldev)
 }
 
-/// An error and the end of a list have types of netlink itself. The answer to PORT_GET has the type
-/// of GET.
+/// Returns whether the message is of RDMA_NL_NLDEV, and not netlink's error or end of a list. Does
+/// not compare the command: the answer to PORT_GET has the type of GET.
 fn is_of_nldev(message: &Message<'_>) -> bool {
     message.kind >> 10 == GET >> 10
 }

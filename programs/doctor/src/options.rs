@@ -26,7 +26,7 @@ pub enum Action {
     Help,
     Version,
     Examine(Options),
-    /// For the doctor's own use: one connection, in a process that may hang or crash.
+    /// Make one connection. The doctor runs itself with `--try` as a child that may hang or crash.
     Try {
         kind: Kind,
         address: IpAddr,
@@ -44,7 +44,7 @@ pub struct Options {
     pub library: Option<PathBuf>,
 }
 
-/// Parses the arguments after the program's name. The error is a message for its user.
+/// Parses the arguments after the program's name. The error is a message for the user.
 pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Action, lexopt::Error> {
     let mut parser = Parser::from_args(arguments);
     let mut options = Options { json: false, monitor: false, quiet: false, connections: true, library: None };

@@ -57,7 +57,7 @@ struct Id {
     pd: *mut c_void,
 }
 
-/// The beginning of `struct ibv_context`, with its operations by index (infiniband/verbs.h).
+/// The beginning of `struct ibv_context`, with its field `ops` as an array (infiniband/verbs.h).
 #[repr(C)]
 struct Context {
     device: *mut c_void,
@@ -141,7 +141,7 @@ pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
     let verbs = Library::open(Path::new("libibverbs.so.1"))?;
     // SAFETY: the functions have the types that rdma/rdma_cma.h and infiniband/verbs.h declare.
     let (calls, verbs) = unsafe { (Calls::load(library)?, Verbs::load(verbs)?) };
-    // SAFETY: the ids were created here, and the addresses are complete.
+    // SAFETY: the ids were created here and are not destroyed; `name` is a valid socket address.
     unsafe {
         let listener = new_id(calls)?;
         let name = SockaddrStorage::from(SocketAddr::new(address, 0));
@@ -153,10 +153,10 @@ pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
         let server = thread::spawn(move || serve(calls, verbs, listener, arrived));
         let client = send_message(calls, verbs, address, port)?;
         // On iWARP a completed send only means that TCP holds the data, which disconnecting may
-        // discard. Receiving from the channel fails if the other side has failed.
+        // discard: wait until the server has the message. `recv` fails if the server fails.
         let _ = wait.recv();
-        // Each side waits until the other one has disconnected. The second call may fail: the
-        // connection has ended already.
+        // Each rdma_disconnect() waits until the other side has disconnected. The second of the two
+        // calls may fail, because the connection has ended already.
         (calls.rdma_disconnect)(client.id);
         server.join().map_err(|_| "the other side crashed")?
     }
@@ -182,7 +182,7 @@ unsafe fn new_id(calls: Calls) -> Result<*mut Id, String> {
 /// `calls` and `verbs` hold the functions of librdmacm and libibverbs.
 unsafe fn send_message(calls: Calls, verbs: Verbs, address: IpAddr, port: u16) -> Result<Endpoint, String> {
     let name = SockaddrStorage::from(SocketAddr::new(address, port));
-    // SAFETY: the id was created here, and the address is complete.
+    // SAFETY: the id was created here; `dst` is a valid socket address while `name` lives.
     unsafe {
         let id = new_id(calls)?;
         let dst = name.as_ptr();
@@ -200,7 +200,7 @@ unsafe fn send_message(calls: Calls, verbs: Verbs, address: IpAddr, port: u16) -
 /// Accepts a connection and receives the message. Sends to `arrived` before it disconnects.
 ///
 /// # Safety
-/// `listener` has a listening id.
+/// `calls` and `verbs` hold the functions of both libraries; `listener` has a listening id.
 unsafe fn serve(calls: Calls, verbs: Verbs, listener: Endpoint, arrived: Sender<()>) -> Result<(), String> {
     let mut id = ptr::null_mut();
     // SAFETY: `id` is writable, and rdma_get_request() sets it to the id of the request.
@@ -240,14 +240,14 @@ unsafe fn create_endpoint(calls: Calls, verbs: Verbs, id: *mut Id) -> Result<End
 }
 
 impl Endpoint {
-    /// Posts a send or receive of the buffer.
+    /// Posts a send or receive of the buffer; `operation` is `POST_SEND` or `POST_RECV`.
     ///
     /// # Safety
     /// The id has a QP; the buffer lives until the work request completes.
     unsafe fn post(&mut self, operation: usize, name: &str) -> Result<(), String> {
         let mut sge = Sge { addr: self.buffer.as_mut_ptr() as u64, length: MESSAGE.len() as u32, lkey: self.lkey };
         // SAFETY: all zeros are a valid work request, of which a receive uses only the first
-        // fields. The operation of the device has the type `Post`.
+        // fields. The id has a QP (guaranteed by the caller), and the operation has type `Post`.
         let error = unsafe {
             let mut request: WorkRequest = zeroed();
             (request.sg_list, request.num_sge) = (&raw mut sge, 1);
@@ -262,13 +262,14 @@ impl Endpoint {
         if error == 0 { Ok(()) } else { Err(format!("{name} failed: {}", std::io::Error::from_raw_os_error(error))) }
     }
 
-    /// Waits until a work request completes. There is no time-out: the parent kills this process.
+    /// Waits until a work request completes. Fails if the request has failed. There is no time-out:
+    /// the parent process kills this process if it takes too long.
     ///
     /// # Safety
     /// `cq` is a CQ of the id.
     unsafe fn wait_for_completion(&self, cq: *mut c_void) -> Result<(), String> {
-        // SAFETY: the operation of the device has the type `Poll`; all zeros are a valid
-        // completion.
+        // SAFETY: `cq` is a CQ of the id (guaranteed by the caller); the operation has the type
+        // `Poll`; all zeros are a valid completion.
         unsafe {
             let poll = NonNull::new((*(*self.id).verbs).operations[POLL_CQ]).ok_or("the device cannot poll CQs")?;
             let poll = std::mem::transmute::<NonNull<c_void>, Poll>(poll);

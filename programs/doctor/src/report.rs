@@ -9,7 +9,7 @@ use crate::options::Options;
 
 /// Version of the JSON format: it changes when something is renamed or removed.
 const SCHEMA: u32 = 1;
-/// How long a check takes at least for its time to be printed.
+/// The time that a finding took is printed if it is at least this long.
 const SLOW: Duration = Duration::from_millis(100);
 
 /// State of a finding, the worst last.
@@ -41,12 +41,12 @@ impl State {
     }
 }
 
-/// Returns a number and a noun.
+/// Returns a number and a noun, in the plural unless the number is 1.
 pub fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Removes the numbers of errors, which Rust appends to their texts.
+/// Removes the error numbers that Rust appends to messages, such as " (os error 2)".
 fn without_numbers(mut text: String) -> String {
     while let Some(start) = text.find(" (os error ") {
         let end = text[start..].find(')').map_or(text.len(), |len| start + len + 1);
@@ -57,15 +57,15 @@ fn without_numbers(mut text: String) -> String {
 
 #[derive(Debug)]
 struct Finding {
-    /// One of [`crate::codes`]: the check, and after a dot what was found; only warnings and
-    /// problems have that.
+    /// One of [`crate::codes`]: the name of the check. For warnings and problems, a dot and what
+    /// was found follow.
     code: &'static str,
     state: State,
     text: String,
     advice: Option<String>,
-    /// What it is about: a port in the form DEVICE/PORT, or a device.
+    /// What the finding is about: a port (DEVICE/PORT), a device, or the whole machine (`None`).
     about: Option<String>,
-    /// The time since the finding before.
+    /// The time since the previous finding.
     took: Duration,
 }
 
@@ -74,7 +74,7 @@ impl Finding {
         self.code.split('.').next().unwrap_or_default()
     }
 
-    /// Returns the device that it is about, and the number of the port.
+    /// Returns the device and the number of the port that the finding is about.
     fn device_and_port(&self) -> (Option<&str>, Option<u32>) {
         let Some(name) = self.about.as_deref() else { return (None, None) };
         match name.split_once('/') {
@@ -100,7 +100,8 @@ impl Finding {
 #[derive(Debug)]
 pub struct Report {
     findings: Vec<Finding>,
-    /// If findings are printed as they come: whether only warnings and problems are.
+    /// `Some` if findings are printed as they are added: all of them, or (true) only warnings and
+    /// problems.
     quiet: Option<bool>,
     /// When the last finding was added.
     last: Instant,
@@ -115,13 +116,15 @@ impl Default for Report {
 }
 
 impl Report {
-    /// A report in the format that the options request. Text is printed as the findings come.
+    /// Returns an empty report for the format that the options request. In the text format,
+    /// findings are printed as they are added.
     pub fn new(options: &Options) -> Report {
         let is_text = !options.json && !options.monitor;
         Report { quiet: is_text.then_some(options.quiet), ..Report::default() }
     }
 
-    /// The following findings are about a port (DEVICE/PORT) or a device, until the next call.
+    /// Sets what the findings are about until the next call: a port (DEVICE/PORT), a device, or the
+    /// whole machine (`None`).
     pub fn about(&mut self, name: Option<&str>) {
         self.about = name.map(str::to_owned);
     }
@@ -156,8 +159,9 @@ impl Report {
         self.findings.push(finding);
     }
 
-    /// Returns the problem that prevents connections by a port (DEVICE/PORT) or a device: the first
-    /// one of it or of the whole machine. What follows from it is not reported.
+    /// Returns the text of the first problem that prevents connections through a port (DEVICE/PORT)
+    /// or a device: a problem of the port, its device or the whole machine. Callers do not report
+    /// the consequences of this problem.
     pub fn cause(&self, name: &str) -> Option<&str> {
         let concerns =
             |about: &str| name.strip_prefix(about).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -187,7 +191,7 @@ impl Report {
         format!("{} ok, {warnings}, {problems}", self.count(State::Ok))
     }
 
-    /// Prints what is left of the report: all of it in other formats than text.
+    /// Prints the rest of the report: the counts in the text format, everything in other formats.
     pub fn finish(&self, options: &Options) {
         if options.monitor {
             println!("{}", self.line());
@@ -210,7 +214,7 @@ impl Report {
         let texts: Vec<&str> = self.findings.iter().filter(|f| f.state == worst).map(|f| f.text.as_str()).collect();
         let counts = self.counts();
         let texts = if texts.is_empty() { counts } else { format!("{counts}: {}", texts.join("; ")) };
-        // Monitoring programs parse text after a bar as performance data.
+        // Monitoring programs parse text after a `|` as performance data.
         format!("RDMA {word} - {}", texts.replace(['|', '\n'], " "))
     }
 
@@ -298,7 +302,7 @@ mod tests {
         assert_eq!(without_numbers(text), wanted);
     }
 
-    /// The keys in a table of the document, whose header has this cell first.
+    /// Returns the keys in the table of the document whose first header cell is `header`.
     fn documented(header: &str) -> Vec<&'static str> {
         let document = include_str!("../../../docs/doctor-codes.md");
         let rows = document.lines().skip_while(|line| !line.starts_with(&format!("| {header} |"))).skip(2);

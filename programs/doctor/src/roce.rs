@@ -1,6 +1,6 @@
-//! RoCE: versions of a port's GIDs, and which GID the connection manager uses for each address.
-//! RoCE v1 packets are not routed, so the gateways in the kernel's routing tables matter, and both
-//! ends of a connection must use the same version.
+//! Checks RoCE ports: the versions of their GIDs, and which GID the connection manager uses for
+//! each address. Both ends of a connection must use the same version. RoCE v1 packets are not
+//! routed, so that hosts behind a gateway cannot be reached with RoCE v1.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,7 +16,7 @@ const CONFIGURED: &str = "/sys/kernel/config/rdma_cm";
 struct Gid {
     index: u32,
     gid: Ipv6Addr,
-    /// The GID is used by packets of RoCE v2, and otherwise by those of RoCE v1.
+    /// Whether the GID is for RoCE v2; otherwise it is for RoCE v1.
     is_v2: bool,
     interface: String,
 }
@@ -51,7 +51,8 @@ pub fn check(ports: &[Port], report: &mut Report) {
     report.about(None);
 }
 
-/// Reports what a connection from each address uses, to be compared with the other host.
+/// Reports the RoCE version, the GID and the MTU that connections from each address use: the user
+/// compares them with those of the other host.
 fn report_used(port: &Port, gids: &[Gid], mode: Option<&str>, report: &mut Report) {
     let is_v2 = mode.map_or(!lacks_v2(gids), |mode| mode.contains("v2"));
     let version = if is_v2 { "v2" } else { "v1" };
@@ -70,7 +71,7 @@ fn report_used(port: &Port, gids: &[Gid], mode: Option<&str>, report: &mut Repor
     }
 }
 
-/// Reports the gateways behind which RoCE v1 reaches nobody.
+/// Reports the gateways of a port that uses RoCE v1: it cannot reach the hosts behind them.
 fn check_gateways(port: &Port, report: &mut Report) {
     for (interface, gateway) in gateways(&port.interfaces) {
         report.warning(
@@ -84,7 +85,7 @@ fn check_gateways(port: &Port, report: &mut Report) {
     }
 }
 
-/// Checks the node GUIDs.
+/// Warns of devices whose node GUID is 0.
 pub fn check_guids(ports: &[Port], report: &mut Report) {
     for device in names(ports) {
         report.about(Some(device));
@@ -99,7 +100,8 @@ pub fn check_guids(ports: &[Port], report: &mut Report) {
     report.about(None);
 }
 
-/// Returns the set GIDs of a port in the order of the table. None if the kernel tells no types.
+/// Returns those GIDs of a port that are set, ordered by index. The list is empty if the kernel
+/// does not report the types of GIDs.
 fn gids(directory: &str) -> Vec<Gid> {
     let attributes = format!("{directory}/gid_attrs");
     let mut found: Vec<Gid> = entries(&format!("{attributes}/types"))
@@ -116,12 +118,12 @@ fn gids(directory: &str) -> Vec<Gid> {
     found
 }
 
-/// Returns whether the port has only RoCE v1, which the kernel uses then.
+/// Returns whether the port has only RoCE v1 GIDs: then the kernel uses RoCE v1.
 fn lacks_v2(gids: &[Gid]) -> bool {
     !gids.is_empty() && !gids.iter().any(|gid| gid.is_v2)
 }
 
-/// Returns the GID that the connection manager uses for an address.
+/// Returns the GID that the connection manager uses for an address and a RoCE version.
 fn used_by(gids: &[Gid], address: IpAddr, is_v2: bool) -> Option<&Gid> {
     let wanted = match address {
         IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -130,7 +132,8 @@ fn used_by(gids: &[Gid], address: IpAddr, is_v2: bool) -> Option<&Gid> {
     gids.iter().find(|gid| gid.gid == wanted && gid.is_v2 == is_v2)
 }
 
-/// Returns the addresses without a GID of RoCE v2. None if the kernel tells no types.
+/// Returns the addresses without a RoCE v2 GID. The list is empty if there are no GIDs at all: the
+/// kernel does not report their types.
 fn without_v2(gids: &[Gid], addresses: &[IpAddr]) -> Vec<IpAddr> {
     let lacks = |address: &&IpAddr| !gids.is_empty() && used_by(gids, **address, true).is_none();
     addresses.iter().filter(lacks).copied().collect()
@@ -140,7 +143,8 @@ fn without_v2(gids: &[Gid], addresses: &[IpAddr]) -> Vec<IpAddr> {
 const RTF_UP: u32 = 1;
 const RTF_GATEWAY: u32 = 2;
 
-/// Returns the gateways of routes by these interfaces, each one once.
+/// Returns the gateways of the routes through these interfaces: pairs of interface and gateway
+/// without duplicates.
 pub fn gateways(interfaces: &[String]) -> Vec<(String, IpAddr)> {
     let read = |name: &str| fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default();
     let mut found: Vec<(String, IpAddr)> = Vec::new();
@@ -160,7 +164,7 @@ fn is_gateway(flags: &str) -> bool {
 }
 
 /// Parses a line of /proc/net/route: interface, destination, gateway, flags. The gateway is in the
-/// byte order of the machine.
+/// byte order of the machine. Returns `None` for a route without a gateway.
 fn ipv4(line: &str) -> Option<(String, IpAddr)> {
     let mut words = line.split_whitespace();
     let (interface, gateway) = (words.next()?, words.nth(1)?);
@@ -169,7 +173,7 @@ fn ipv4(line: &str) -> Option<(String, IpAddr)> {
 }
 
 /// Parses a line of /proc/net/ipv6_route: destination, length, source, length, gateway, metric,
-/// references, uses, flags, interface.
+/// references, uses, flags, interface. Returns `None` for a route without a gateway.
 fn ipv6(line: &str) -> Option<(String, IpAddr)> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (gateway, flags, interface) = (words.get(4)?, words.get(8)?, words.get(9)?);
@@ -183,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    /// A table with the type and GID of each index; an unset GID has no type.
+    /// Returns the GIDs of a table with these types and GIDs by index; an unset GID has no type.
     fn table(name: &str, rows: &[(&str, &str)]) -> Vec<Gid> {
         let directory = std::env::temp_dir().join(format!("rdmacm-doctor-{name}-{}", std::process::id()));
         for folder in ["gids", "gid_attrs/types", "gid_attrs/ndevs"] {

@@ -41,7 +41,7 @@ pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
         (listener, done("rsocket", (calls.rsocket)(family, libc::SOCK_STREAM, 0))?)
     };
     let server = thread::spawn(move || echo(calls, listener));
-    // SAFETY: as above; the buffers have the lengths that are passed.
+    // SAFETY: `name` is readable for `len` bytes, and the buffers have the lengths that are passed.
     unsafe {
         done("rconnect", (calls.rconnect)(client, name.as_ptr(), len))?;
         whole("rsend", (calls.rsend)(client, MESSAGE.as_ptr().cast(), MESSAGE.len(), 0))?;

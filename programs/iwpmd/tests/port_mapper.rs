@@ -62,7 +62,7 @@ impl Host {
         answers
     }
 
-    /// Adds a mapping. Returns the port unless the request is rejected.
+    /// Adds a mapping. Returns the mapped port, or `None` if the request is rejected.
     fn add(&mut self, local: SocketAddr) -> Option<u16> {
         let answers = self.ask(RDMA_NL_IWPM_ADD_MAPPING, &[Value::U32(0), Value::Address(local), Value::U32(0)]);
         let (op, values) = &answers[0];
@@ -100,7 +100,7 @@ fn a_mapping_binds_its_port() {
     let mapped = host.add(local).unwrap();
     assert!(!free(mapped));
     assert_eq!(host.add(local), None);
-    host.remove(local); // of the mapping that was refused
+    host.remove(local); // the removal of the refused mapping
     assert!(!free(mapped));
     host.remove(local);
     assert!(free(mapped));
@@ -144,7 +144,7 @@ fn two_hosts_tell_each_other_their_ports() {
     let reported = passive.answers();
     assert_eq!(reported[0].0, RDMA_NL_IWPM_REMOTE_INFO);
     assert_eq!((port(&reported[0].1, 1), port(&reported[0].1, 3)), (5000, port(&answers[0].1, 2)));
-    // The acknowledgement.
+    // Let `passive` receive the acknowledgement.
     passive.daemon.turn(None).unwrap();
     assert_eq!(passive.daemon.engine().counts().dropped, 0);
 }
@@ -194,9 +194,9 @@ fn size() -> (usize, usize) {
 }
 
 /// Adds and removes mappings with real sockets, as many as RLIMIT_NOFILE allows, in shuffled
-/// orders. Later rounds take no more memory than earlier ones. The number stays below half of the
-/// range of ports, beyond which the kernel searches all of it for a free one; the engine's tests
-/// have 50,000 mappings.
+/// orders. Later rounds take no more memory than earlier ones. The mappings use less than half of
+/// the range of ports: beyond, the kernel searches most of the range for a free port. The engine's
+/// tests have 50,000 mappings.
 #[test]
 fn thousands_of_mappings_come_and_go() {
     const WANTED: usize = 12_000;

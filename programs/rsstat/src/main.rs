@@ -1,8 +1,8 @@
 //! rsstat: lists the rsockets of the machine's processes, see rsstat(8).
 //!
-//! It reads the tables that librdmacm keeps in shared memory (`base::socket_table`), and
-//! for programs under librspreload the kernel's list of TCP connections. The processes do nothing
-//! for it.
+//! It reads the tables that librdmacm keeps in shared memory (`base::socket_table`), and for
+//! programs under librspreload the kernel's list of TCP connections. The listed processes run no
+//! code for it.
 
 mod options;
 mod output;
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     };
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader has seen enough.
+        // The reader has closed the pipe, which is no failure.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rsstat: {error}");
@@ -52,8 +52,8 @@ fn run(options: &Options) -> io::Result<()> {
     }
 }
 
-/// Returns the sockets of all processes that this user may look at, or of those with the numbers
-/// in the options.
+/// Returns the sockets of all processes that this user may inspect, or of those whose PIDs are in
+/// the options.
 fn list(options: &Options) -> io::Result<Vec<Socket>> {
     let mut sockets = Vec::new();
     let mut kernel = sock_diag::Namespace::default();

@@ -33,7 +33,7 @@ pub struct Options {
     pub watch: Option<Duration>,
 }
 
-/// Why the program ends before it has done anything.
+/// Why the program ends without a list.
 #[derive(Debug, PartialEq, Eq)]
 pub enum End {
     Help,
@@ -42,7 +42,7 @@ pub enum End {
 }
 
 impl End {
-    /// Prints the help, the version, or what is wrong.
+    /// Prints the help, the version, or the error. Returns the exit status.
     pub fn report(self) -> ExitCode {
         match self {
             End::Help => print!("{USAGE}"),
@@ -93,7 +93,7 @@ impl From<lexopt::Error> for End {
     }
 }
 
-/// The interval after `-w`: joined to it, or the next argument if that is a number.
+/// Returns the interval of `-w`: the joined value, a next argument that is a number, or 1 second.
 fn seconds(parser: &mut Parser) -> Result<Duration, lexopt::Error> {
     let is_number = |next: &OsStr| next.to_str().is_some_and(|next| next.parse::<f64>().is_ok());
     let given = parser.optional_value().or_else(|| parser.try_raw_args()?.next_if(is_number));

@@ -1,4 +1,4 @@
-//! The two formats: columns for people, JSON for programs.
+//! The two output formats: columns for people, JSON for programs.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -15,7 +15,7 @@ pub fn clear(out: &mut impl Write) -> io::Result<()> {
     if io::stdout().is_terminal() { write!(out, "\x1b[H\x1b[2J") } else { writeln!(out) }
 }
 
-/// Writes a headline and a line for each socket.
+/// Writes a headline and a line for each socket; if `extended`, also the lines of its counters.
 pub fn text(out: &mut impl Write, sockets: &[Socket], extended: bool) -> io::Result<()> {
     writeln!(
         out,
@@ -99,8 +99,8 @@ pub fn json(out: &mut impl Write, sockets: &[Socket]) -> io::Result<()> {
     writeln!(out, "{}", json!({ "schema": SCHEMA, "sockets": sockets }))
 }
 
-/// Returns the object of a socket, which has all names: null stands for what such a socket does not
-/// have, or what is not known.
+/// Returns the JSON object of a socket. It has all names: a value that such a socket does not have,
+/// or that is not known, is null.
 fn object(socket: &Socket) -> Value {
     let details = socket.details.as_ref();
     let device = details.filter(|details| !details.device.is_empty());
@@ -132,7 +132,7 @@ fn object(socket: &Socket) -> Value {
     })
 }
 
-/// Returns the text of an address, if there is one.
+/// Returns the text of an address, or `None` if the address is not set.
 fn address(address: &Address) -> Option<String> {
     let is_set = match address {
         Address::None => false,

@@ -1,4 +1,4 @@
-//! The processes of the machine, as far as this user may look at them.
+//! The processes of the machine, as far as this user may inspect them.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -9,16 +9,15 @@ use base::socket_table::{Entry, Header, NAME};
 
 use crate::socket::{Socket, Table};
 
-/// A process.
 #[derive(Debug)]
 pub struct Process {
     pub pid: u32,
     pub command: String,
-    /// Its folder in /proc.
+    /// The process's folder in /proc.
     pub folder: PathBuf,
 }
 
-/// Returns the processes with these numbers, or all of them, in order.
+/// Returns the processes with the PIDs in `wanted`, or all if it is empty, ordered by PID.
 pub fn all(wanted: &[u32]) -> io::Result<Vec<Process>> {
     let mut numbers: Vec<u32> = fs::read_dir("/proc")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
@@ -32,13 +31,13 @@ impl Process {
     fn new(pid: u32) -> Process {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let command = fs::read_to_string(folder.join("comm")).unwrap_or_default();
-        // A process chooses its name.
+        // A process can give itself any name, which must not control the terminal.
         let command = command.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         Process { pid, command, folder }
     }
 
-    /// Returns the descriptors with the files that they refer to. None if the process has ended, or
-    /// is another user's.
+    /// Returns the descriptors with the files that they refer to. The list is empty if the process
+    /// has ended or is another user's.
     pub fn descriptors(&self) -> Vec<(i32, PathBuf)> {
         let Ok(entries) = fs::read_dir(self.folder.join("fd")) else { return Vec::new() };
         entries
@@ -49,7 +48,7 @@ impl Process {
             .collect()
     }
 
-    /// Adds the process's rsockets.
+    /// Adds the process's rsockets to `sockets`.
     pub fn add_rsockets(&self, descriptors: &[(i32, PathBuf)], sockets: &mut Vec<Socket>) {
         let name = format!("/memfd:{} (deleted)", NAME.to_string_lossy());
         for (fd, file) in descriptors {
@@ -61,14 +60,14 @@ impl Process {
     }
 
     fn add_table(&self, fd: i32, sockets: &mut Vec<Socket>) -> io::Result<()> {
-        // The number may be another file's by now: opening a FIFO must not wait for a writer, nor a
-        // terminal become this program's.
+        // The descriptor may be another file by now: opening a FIFO must not wait for a writer, and
+        // a terminal must not become this program's controlling terminal.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(format!("fd/{fd}")))?;
         let mut header = [0; size_of::<Header>()];
         file.read_exact_at(&mut header, 0)?;
         let Some(table) = Table::parse(&header) else { return Ok(()) };
-        // A child of fork(2) that has not executed another program has its parent's table.
+        // A child of fork(2) inherits its parent's table until it executes another program.
         if self.own_pid() != Some(table.pid) {
             return Ok(());
         }
@@ -79,7 +78,7 @@ impl Process {
         Ok(())
     }
 
-    /// Returns the number that the process has in its own PID namespace.
+    /// Returns the PID that the process has in its own PID namespace.
     fn own_pid(&self) -> Option<u32> {
         let status = fs::read_to_string(self.folder.join("status")).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));

@@ -1,5 +1,5 @@
-//! What the kernel knows of its TCP connections (sock_diag(7)): bytes of both directions and sizes
-//! of buffers. It answers for the network namespace of the process that asks.
+//! What the kernel knows of its TCP connections (sock_diag(7)): bytes in both directions and sizes
+//! of buffers. The kernel answers for the network namespace of the process that asks.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,7 +13,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType
 
 use crate::socket::{double, word};
 
-/// linux/sock_diag.h.
+/// Message type of requests and answers (linux/sock_diag.h).
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Attributes of a socket (linux/inet_diag.h).
 const INET_DIAG_INFO: u16 = 2;
@@ -34,7 +34,7 @@ const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
 const CONNECTIONS: [u8; 6] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING];
 
-/// Numbers of a TCP connection.
+/// Numbers of a TCP connection; `None` if the kernel does not report them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Bytes that the program has sent, and bytes that have arrived.
@@ -43,15 +43,15 @@ pub struct Counters {
     pub buffers: Option<(u32, u32)>,
 }
 
-/// The connections of this program's network namespace, which are queried once.
+/// The connections of this program's network namespace by inode, queried at the first use.
 #[derive(Default)]
 pub struct Namespace {
     connections: Option<HashMap<u64, Counters>>,
 }
 
 impl Namespace {
-    /// Returns the numbers of a process's connection. None for a process of another network
-    /// namespace, whose inodes the kernel does not know here.
+    /// Returns the numbers of a process's connection. `None` if the kernel does not list the inode,
+    /// or the process is in another network namespace, whose connections it does not list.
     pub fn counters(&mut self, process: &Path, inode: u64) -> Option<Counters> {
         let namespace = |folder: &Path| -> Option<PathBuf> { fs::read_link(folder.join("ns/net")).ok() };
         if namespace(process)? != namespace(Path::new("/proc/self"))? {
@@ -61,11 +61,11 @@ impl Namespace {
     }
 }
 
-/// Queries all connections, by inode. None from a kernel that has no sock_diag(7).
+/// Returns all connections by inode; none if the kernel does not support sock_diag(7).
 fn connections() -> HashMap<u64, Counters> {
     let mut found = HashMap::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
-        // What came before a failure is listed.
+        // After a failure, the connections received before it are kept.
         let _ = query(family as u8, &mut found);
     }
     found
@@ -85,7 +85,7 @@ fn query(family: u8, found: &mut HashMap<u64, Counters>) -> nix::Result<()> {
     }
 }
 
-/// Asks for all connections of a family, with both attributes.
+/// Returns a request for all connections of a family, with both attributes.
 fn request(family: u8) -> [u8; MESSAGE_HEADER + REQUEST] {
     let mut request = [0; MESSAGE_HEADER + REQUEST];
     netlink::write_header(&mut request, SOCK_DIAG_BY_FAMILY, (NLM_F_REQUEST | NLM_F_DUMP) as u16, 0, 0);
@@ -97,8 +97,8 @@ fn request(family: u8) -> [u8; MESSAGE_HEADER + REQUEST] {
     request
 }
 
-/// Adds the connections of a datagram. Returns whether it was the last one of the answer, or is not
-/// valid.
+/// Adds the connections in a datagram. Returns whether the datagram is the last one of the answer,
+/// or is not valid.
 fn is_last(datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
     let mut messages = Messages::new(datagram);
     for message in &mut messages {
@@ -111,8 +111,8 @@ fn is_last(datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
     datagram.is_empty() || !messages.rest().is_empty()
 }
 
-/// Parses a connection: its inode and its numbers. Returns `None` for one that is too short, or
-/// belongs to no descriptor.
+/// Parses a connection: its inode and its numbers. Returns `None` if the message is too short, or
+/// the connection belongs to no descriptor (inode 0).
 fn connection(message: &[u8]) -> Option<(u64, Counters)> {
     let inode = word(message, INODE)?;
     let mut counters = Counters::default();
@@ -126,8 +126,8 @@ fn connection(message: &[u8]) -> Option<(u64, Counters)> {
     (inode != 0).then_some((inode.into(), counters))
 }
 
-/// Reads the bytes of both directions from `tcp_info`, whose layout only grows. Returns `None` for
-/// that of a kernel before 4.19.
+/// Reads the numbers of bytes sent and received from `tcp_info`, to which new kernels append
+/// fields. Returns `None` if it is too short: from a kernel before 4.19.
 fn bytes(info: &[u8]) -> Option<(u64, u64)> {
     let (received, not_sent) = (double(info, 128)?, word(info, 144)?);
     let (sent, sent_again) = (double(info, 200)?, double(info, 208)?);

@@ -1,5 +1,4 @@
-//! A socket in the output with its addresses, and how an rsocket is read from an entry of its
-//! process's table.
+//! A socket in the output with its addresses, and how an rsocket is parsed from a table entry.
 
 use std::fmt;
 use std::mem::offset_of;
@@ -31,7 +30,7 @@ impl State {
     }
 }
 
-/// The way of the data.
+/// The transport of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Rdma,
@@ -58,14 +57,14 @@ pub struct Socket {
     pub way: Way,
     pub local: Address,
     pub peer: Address,
-    /// Bytes that have arrived and that the program has not read; `None` for a listener, and for
-    /// datagrams, which are counted when they arrive only.
+    /// Bytes that have arrived and that the program has not read; `None` for a listener, and for a
+    /// datagram socket, whose table entry does not count what the program reads.
     pub receive_queue: Option<u64>,
     /// Bytes that were sent and not acknowledged, as far as they are known; `None` for a listener.
     pub send_queue: Option<u64>,
-    /// What only rsockets have.
+    /// Numbers that only rsockets have.
     pub details: Option<Details>,
-    /// What the kernel tells of a TCP connection.
+    /// What the kernel reports about a TCP connection.
     pub tcp: Option<sock_diag::Counters>,
 }
 
@@ -86,10 +85,10 @@ pub struct Details {
     pub receive_buffer: u32,
 }
 
-/// What the header of a table says.
+/// The contents of a table's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The process, in its own PID namespace.
+    /// PID of the process in its own PID namespace.
     pub pid: u32,
     /// Number of entries to read.
     pub entries: usize,
@@ -104,8 +103,8 @@ pub(crate) fn double(bytes: &[u8], offset: usize) -> Option<u64> {
 }
 
 impl Table {
-    /// Reads the header. Returns `None` for another file, or a layout that this program does not
-    /// know.
+    /// Reads the header. Returns `None` if the file is no table, or has a layout that this program
+    /// does not know.
     pub fn parse(bytes: &[u8]) -> Option<Table> {
         let known = double(bytes, offset_of!(Header, magic))? == layout::MAGIC
             && word(bytes, offset_of!(Header, version))? == layout::VERSION;
@@ -115,7 +114,7 @@ impl Table {
 }
 
 impl Socket {
-    /// Reads an entry of the process `pid`. Returns `None` for an unused one.
+    /// Reads an entry of the process `pid`. Returns `None` if the entry is unused or too short.
     pub fn parse(bytes: &[u8], pid: u32, command: &str) -> Option<Socket> {
         let state = match word(bytes, offset_of!(Entry, state))? {
             layout::LISTENING => State::Listening,
@@ -161,7 +160,7 @@ impl Socket {
     }
 }
 
-/// The name is another process's: only printable characters are taken over.
+/// Returns the name of a device. Another process wrote it: unprintable characters are replaced.
 fn device_name(bytes: &[u8]) -> String {
     let name = bytes.iter().take_while(|&&byte| byte != 0);
     name.map(|&byte| if byte.is_ascii_graphic() { byte.into() } else { '?' }).collect()
@@ -174,7 +173,7 @@ const AF_IB: u16 = 27;
 /// An address with its port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// None yet, or of an unknown family.
+    /// No address yet, or one of an unknown family.
     None,
     /// IPv4 or IPv6.
     Ip(SocketAddr),
@@ -194,7 +193,7 @@ impl Address {
                 Some(Address::Ip(SocketAddr::new(ip.into(), at(2)?)))
             })(),
             AF_INET6 => ip6().zip(at(2)).map(|(ip, port)| Address::Ip(SocketAddr::new(ip.into(), port))),
-            // The service ID is in network order; it ends with the port.
+            // The service ID is in network byte order, and ends with the port.
             AF_IB => ip6().zip(at(30)).map(|(gid, port)| Address::Gid(gid, port)),
             _ => None,
         };

@@ -1,4 +1,4 @@
-//! TCP sockets of programs under librspreload: connections that did not use RDMA.
+//! TCP sockets of programs under librspreload: listeners, and connections that do not use RDMA.
 
 use std::collections::HashMap;
 use std::fs;
@@ -60,10 +60,10 @@ pub fn add_sockets(
     }
 }
 
-/// Returns the program's sockets out of those of a process, which are in the order of their
-/// numbers. The library uses numbers from `end` on for copies of the program's sockets, and for
-/// connections to the program's own listeners, which stand for accepted rsockets: those are listed
-/// themselves.
+/// Returns the program's own sockets in `found`, the sockets of a process in the order of their
+/// descriptors. The library uses descriptors from `end` on for copies of the program's sockets, and
+/// for connections to the program's own listeners. These connections stand in for accepted
+/// rsockets, which are listed themselves.
 fn programs<'a>(found: &[(i32, &'a Line)], end: i32) -> Vec<(i32, &'a Line)> {
     let ends: HashMap<_, _> = found.iter().map(|(fd, line)| ((line.local, line.peer), *fd)).collect();
     let lowest: HashMap<_, _> = found.iter().rev().map(|(fd, line)| (line.inode, *fd)).collect();
@@ -74,13 +74,13 @@ fn programs<'a>(found: &[(i32, &'a Line)], end: i32) -> Vec<(i32, &'a Line)> {
     found.iter().filter(|socket| !is_librarys(socket)).copied().collect()
 }
 
-/// Returns the lowest number that the library uses for itself, from the text of /proc/PID/limits.
+/// Returns the lowest descriptor that the library itself uses, from the text of /proc/PID/limits.
 fn lowest_library_fd(limits: &str) -> i32 {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
     let mut words = line.unwrap_or_default().split_whitespace();
     // "unlimited" is no number.
     let mut limit = || words.next().and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
-    // The soft limit may have been lower.
+    // At most 1024: the soft limit may have been lower when the library read it.
     base::private::lowest_library_fd(limit(), limit()).min(1024)
 }
 
@@ -95,7 +95,7 @@ fn parse(line: &str) -> Option<Line> {
     let state = match words.next()? {
         "01" => State::Connected,
         "0A" => State::Listening,
-        // Not connected yet, or waiting for late packets.
+        // SYN_SENT, SYN_RECV, TIME_WAIT and CLOSE: not connected yet, or no longer.
         "02" | "03" | "06" | "07" => return None,
         _ => State::Closing,
     };
@@ -105,7 +105,8 @@ fn parse(line: &str) -> Option<Line> {
     Some(Line { local, peer, state, send_queue, receive_queue, inode })
 }
 
-/// Parses an address: words in this machine's byte order, in hexadecimal, and the port.
+/// Parses an IP address and a port in hexadecimal, separated by a colon. The IP address consists of
+/// 32-bit words in this machine's byte order.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

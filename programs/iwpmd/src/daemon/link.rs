@@ -8,9 +8,9 @@ use nix::errno::Errno;
 
 use crate::sys::sockets::{KernelSocket, Received};
 
-/// The kernel fills its messages up to two pages of 4096 bytes. It allocates each answer as large
-/// as the largest receive buffer it has seen and charges all of that to the socket, so a larger
-/// buffer would leave space for fewer messages.
+/// The kernel's messages are at most two pages of 4096 bytes. The kernel allocates each answer as
+/// large as the largest receive buffer that it has seen, and charges the whole size to the socket,
+/// so a larger buffer would leave space for fewer messages.
 const BUFFER_SIZE: usize = 1 << 13;
 /// The buffer grows up to this size after a message was truncated.
 const MAX_BUFFER_SIZE: usize = 1 << 20;
@@ -27,9 +27,9 @@ pub struct Link {
 
 /// What was received.
 pub enum Input {
-    /// Messages of the kernel.
+    /// Messages from the kernel.
     Messages(Vec<u8>),
-    /// A datagram of another sender, or an interruption: nothing to handle.
+    /// Nothing to handle: a datagram from another sender, or EINTR.
     Ignored,
     /// Messages were lost.
     Overrun,
@@ -38,12 +38,12 @@ pub enum Input {
 }
 
 impl Link {
-    /// A link over `socket`.
+    /// Returns a link over `socket`.
     pub fn new(socket: KernelSocket) -> Link {
         Link { socket, unsent: VecDeque::new(), retries: Vec::new(), buffer: vec![0; BUFFER_SIZE] }
     }
 
-    /// Receives the next messages. Their buffer is returned with
+    /// Receives the next messages. The caller returns their buffer with
     /// [`return_buffer`](Self::return_buffer).
     pub fn receive(&mut self) -> Result<Input> {
         match self.socket.receive(&mut self.buffer) {
@@ -76,18 +76,19 @@ impl Link {
     }
 
     /// Queues a message until the socket is drained. The kernel handles one request of a socket at
-    /// a time and finishes it only when there is space for its answer; before that it would answer
-    /// EBUSY again.
+    /// a time, and finishes it only when there is space for its answer; until then the kernel would
+    /// refuse the message with EBUSY again.
     pub fn send_when_drained(&mut self, bytes: Vec<u8>) {
         self.retries.push(bytes);
     }
 
-    /// Called when everything that the kernel has sent was received.
+    /// Queues the messages of `send_when_drained` for sending, because the socket is drained.
     pub fn drained(&mut self) {
         self.unsent.extend(self.retries.drain(..));
     }
 
-    /// Sends what the kernel takes. Returns the first error that lost a message.
+    /// Sends queued messages until the socket is full. Fails with the first error that has lost a
+    /// message, after it has sent the other ones.
     pub fn flush(&mut self) -> Result<()> {
         let mut outcome = Ok(());
         while let Some(bytes) = self.unsent.front() {

@@ -1,10 +1,10 @@
 //! The daemon's log. A thread writes it, so that a slow reader of the log does not delay answers to
 //! the kernel and the peers.
 //!
-//! Lines wait in a bounded queue. Appending takes no lock while the writer is busy; while the queue
-//! is full it waits, so that no line is lost. The lock is parking_lot's: this is a process of its
-//! own that does not fork any more, so a lock that keeps its waiting threads in memory is no danger
-//! here, as it would be in the library.
+//! Lines wait in a bounded queue. Appending a line takes no lock while the writer is busy, and
+//! waits while the queue is full, so that no line is lost. The lock is parking_lot's, which keeps
+//! its waiting threads in memory. The library could not use it, because a child of fork(2) would
+//! inherit this memory; the daemon does not fork after the start of the log.
 
 use std::io;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::proto::engine::Level;
 
-/// Lines that may wait: those of a list of mappings that is written at once, and more.
+/// Number of lines that may wait. A dump appends fewer lines at once.
 pub const CAPACITY: usize = 1024;
-/// How long a daemon that ends waits for the lines to be written.
+/// How long the daemon waits for the remaining lines to be written when it ends.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
-/// Lines for the log; written before it is dropped, unless that takes too long.
+/// The queue of lines for the log. Drop waits until they are written, at most for [`LAST_LINES`].
 pub struct LogQueue {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
@@ -30,14 +30,14 @@ pub struct LogQueue {
 
 struct Shared {
     lines: ArrayQueue<(Level, String)>,
-    /// Whether the writer sleeps, or is about to. Its next look at `lines` comes after it is set.
+    /// Whether the writer sleeps or is about to: it sets this before it checks `lines` a last time.
     asleep: AtomicBool,
-    /// Whether a thread waits for space, in the same way.
+    /// Whether a thread waits for space or is about to: set before it checks `lines` a last time.
     waiting: AtomicBool,
     stage: Mutex<Stage>,
-    /// There are lines, or the daemon ends.
+    /// Signaled when there are lines, or the queue is dropped.
     more: Condvar,
-    /// There is space, or the writer has ended.
+    /// Signaled when there is space, or the writer has ended.
     space: Condvar,
 }
 
@@ -50,7 +50,8 @@ enum Stage {
 }
 
 impl LogQueue {
-    /// Starts the thread, which calls `write` for each line. The caller has its signals blocked.
+    /// Starts the writer, a thread that calls `write` for each line. The caller must have blocked
+    /// the daemon's signals, because the thread inherits its signal mask.
     pub fn start(capacity: usize, write: impl FnMut(Level, &str) + Send + 'static) -> io::Result<LogQueue> {
         let shared = Arc::new(Shared {
             lines: ArrayQueue::new(capacity),
@@ -67,8 +68,8 @@ impl LogQueue {
         Ok(LogQueue { shared, writer: Some(writer) })
     }
 
-    /// Appends a line; waits while the queue is full. By one thread at a time: another one that
-    /// waits would not be woken.
+    /// Appends a line; waits while the queue is full. Takes `&mut self` because only one thread may
+    /// wait: a second one would not be woken.
     pub fn push(&mut self, level: Level, line: &str) {
         let mut entry = (level, line.to_owned());
         while let Err(rejected) = self.shared.lines.push(entry) {
@@ -92,17 +93,17 @@ impl Drop for LogQueue {
         }
         drop(stage);
         if let Some(writer) = self.writer.take() {
-            // A writer that panicked ended the process.
+            // Cannot fail: a panic of the writer would have aborted the process.
             let _ = writer.join();
         }
     }
 }
 
 impl Shared {
-    /// Wakes the thread that has set `sleeps`. The line, or the space, that it is woken for is
-    /// there already.
+    /// Wakes the thread that has set `sleeps`, if any, after a line was added or space was made.
     fn wake(&self, sleeps: &AtomicBool, condition: &Condvar) {
-        // Either the sleeper set its mark before this, or it finds the line or the space.
+        // Either the load below sees the sleeper's store, or the sleeper finds the line or the
+        // space.
         fence(Ordering::SeqCst);
         if sleeps.load(Ordering::Relaxed) {
             drop(self.stage.lock());
@@ -120,7 +121,7 @@ impl Shared {
         self.waiting.store(false, Ordering::Relaxed);
     }
 
-    /// The writer's thread.
+    /// Writes the lines, in the writer's thread. Returns when the queue is closed and empty.
     fn write_all(&self, mut write: impl FnMut(Level, &str)) {
         loop {
             while let Some((level, line)) = self.lines.pop() {
@@ -165,8 +166,7 @@ mod tests {
         assert_eq!(*written.lock(), lines);
     }
 
-    /// The reader of the log takes nothing: as many lines as the queue holds are appended all the
-    /// same.
+    /// As many lines as the queue holds can be appended even if the log's reader takes none.
     #[test]
     fn a_slow_log_does_not_hold_up_the_daemon() {
         let (go_on, held) = mpsc::channel::<()>();

@@ -1,4 +1,4 @@
-//! The daemon around [`crate::proto`]: sockets, signals, log. One thread, which sleeps in
+//! The daemon around [`crate::proto`]: sockets, signals, log. It has one thread that sleeps in
 //! epoll_wait(2), and one that writes the log.
 
 pub mod link;
@@ -56,11 +56,11 @@ impl Addresses {
     pub const ALL: Addresses = Addresses { v4: Ipv4Addr::UNSPECIFIED, v6: Some(Ipv6Addr::UNSPECIFIED) };
 }
 
-/// The daemon.
+/// The daemon: the engine, its descriptors, and the epoll instance that watches them.
 pub struct Daemon {
     engine: Engine,
     kernel: Link,
-    /// The kernel's descriptor is watched for space to send instead of for messages.
+    /// Whether the kernel's descriptor is watched for space to send instead of for messages.
     full: bool,
     udp: Vec<(Socket, bool, Udp)>,
     ports: Ports,
@@ -76,7 +76,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A daemon that talks to the kernel, or to a test that plays the kernel, over `kernel`.
+    /// Returns a daemon that talks over `kernel` to the kernel, or to a test that plays the kernel.
     pub fn new(kernel: KernelSocket, udp: Vec<(Socket, Udp)>, log: Log) -> Result<Daemon> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
@@ -107,7 +107,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// A daemon for tests: `kernel` is one end of a pair of sockets instead of netlink.
+    /// Returns a daemon for tests: `kernel` is one end of a pair of sockets instead of netlink.
     pub fn with_socket(kernel: OwnedFd, addresses: Addresses, log: Log) -> Result<Daemon> {
         Daemon::new(KernelSocket::from_fd(kernel)?, udp_sockets(addresses)?, log)
     }
@@ -162,7 +162,7 @@ impl Daemon {
         Ok(None)
     }
 
-    /// The protocol's state, for tests and dumps.
+    /// Returns the protocol's state machine, for tests.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -177,7 +177,7 @@ impl Daemon {
             match deadline {
                 Some(time) => {
                     let left = Duration::from_millis(time).saturating_sub(self.started.elapsed());
-                    // A time of zero would disarm it.
+                    // A time of zero would disarm the timer.
                     let after = TimeSpec::from_duration(left.max(Duration::from_nanos(1)));
                     self.timer.set(Expiration::OneShot(after), TimerSetTimeFlags::empty())?;
                 }
@@ -249,7 +249,7 @@ impl Daemon {
             if signal != libc::SIGUSR1 {
                 return Some(signal);
             }
-            // A dump in progress starts again.
+            // A dump in progress is restarted.
             self.lines = self.engine.dump().into_iter();
         }
         None
@@ -278,11 +278,11 @@ impl Daemon {
     fn send(&mut self, socket: Socket, from: Option<IpAddr>, to: SocketAddr, bytes: &[u8]) {
         let wanted = (socket, to.is_ipv6());
         let Some((.., udp)) = self.udp.iter().find(|(socket, v6, _)| (*socket, *v6) == wanted) else { return };
-        // The engine resends lost requests and reports a timeout.
+        // An error is ignored: the engine resends lost requests, and reports a timeout in the end.
         let _ = udp.send(bytes, to, from);
     }
 
-    /// Sends what the kernel takes. The rest is sent when there is space again.
+    /// Sends queued messages until the socket is full. The rest is sent when there is space again.
     fn flush(&mut self) {
         if let Err(error) = self.kernel.flush() {
             (self.log)(Level::Warning, &format!("a message cannot be sent to the kernel: {error}"));
@@ -291,13 +291,13 @@ impl Daemon {
         if full != self.full {
             self.full = full;
             let wanted = if full { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
-            // Cannot fail: the descriptor is in the epoll already.
+            // Cannot fail: the descriptor is in the epoll instance already.
             let _ = self.epoll.modify(&self.kernel, &mut EpollEvent::new(wanted, KERNEL));
         }
     }
 }
 
-/// The sockets of both families, or of the only one that the host has.
+/// Returns the sockets of both families, or of the only family that the host supports.
 pub fn udp_sockets(addresses: Addresses) -> Result<Vec<(Socket, Udp)>> {
     let mut sockets = Vec::new();
     for ip in [Some(IpAddr::from(addresses.v4)), addresses.v6.map(IpAddr::from)].into_iter().flatten() {

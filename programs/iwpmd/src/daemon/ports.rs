@@ -1,7 +1,8 @@
 //! The ports of mappings: each one is bound by a socket.
 //!
-//! bind(2) can choose a port itself. Once half of the ports are bound, however, it searches most of
-//! them for a free one, which takes milliseconds; the daemon knows which ones it has bound.
+//! bind(2) can choose a port itself. Once half of the ports are bound, however, bind(2) searches
+//! most of them for a free one, which takes milliseconds. The daemon finds one faster, because it
+//! knows which ports it has bound.
 
 use std::collections::HashMap;
 use std::fs;
@@ -39,8 +40,8 @@ impl PortSet {
     }
 }
 
-/// The ports to choose from, and those that are bound. IPv4 and IPv6 share them: a port bound at
-/// the wildcard address of IPv6 is bound for IPv4, too.
+/// The ports to choose from, and the ports that are bound. Both sets are for IPv4 and IPv6: a port
+/// bound at the wildcard address of IPv6 is bound for IPv4, too.
 pub struct Choice {
     range: Option<RangeInclusive<u16>>,
     reserved: PortSet,
@@ -88,7 +89,7 @@ impl Choice {
     }
 }
 
-/// Parses two numbers with blanks between them.
+/// Parses two numbers with blanks between them. Returns `None` unless they are a range of ports.
 fn parse_range(text: &str) -> Option<RangeInclusive<u16>> {
     let mut numbers = text.split_whitespace().map(str::parse);
     let (low, high) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -114,9 +115,9 @@ pub struct Ports {
 impl Ports {
     /// Binds a port for `local`: `port`, or a free one if `port` is 0. Returns the port.
     ///
-    /// The port is bound at all addresses: devices share the addresses of the host, can have
-    /// addresses that the host lacks, and some take all packets to a port whatever the address.
-    /// If `port` is not free at all addresses, it is bound at the address of `local` alone.
+    /// The port is bound at all addresses: devices share the addresses of the host, may have
+    /// addresses that the host lacks, and may take all packets to a port, whatever the address. If
+    /// `port` is not free at all addresses, it is bound only at the address of `local`.
     pub fn open(&mut self, id: PortId, local: SocketAddr, port: u16) -> Result<u16> {
         let (any, scope) = match local {
             SocketAddr::V4(_) => (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
@@ -145,7 +146,7 @@ impl Ports {
         BoundPort::new(any, 0, 0)
     }
 
-    /// Releases the port.
+    /// Releases the port of a mapping.
     pub fn close(&mut self, id: PortId) {
         if let Some((_, port)) = self.bound.remove(&id) {
             self.choice.note(port, false);

@@ -1,5 +1,5 @@
-//! What the administrator decides: the command line, and `/etc/iwpmd.conf`, lines of `name=value`.
-//! Lines that start with `#` are comments.
+//! The command line, and the configuration file `/etc/iwpmd.conf` with lines of the form
+//! `name=value`. Lines that start with `#` are comments.
 
 use std::ffi::OsString;
 
@@ -9,7 +9,7 @@ use lexopt::prelude::*;
 /// Path of the configuration file.
 pub const PATH: &str = "/etc/iwpmd.conf";
 
-/// The settings.
+/// The settings in the configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Receive buffer of the netlink socket, in bytes.
@@ -22,8 +22,8 @@ impl Default for Config {
     }
 }
 
-/// Parses the text of the file. Invalid lines are ignored; the second value has a message for the
-/// log for each.
+/// Parses the text of the file. Returns the settings, and a message for the log for each invalid
+/// line. Invalid lines are ignored.
 pub fn parse_file(text: &str) -> (Config, Vec<String>) {
     let (mut config, mut complaints) = (Config::default(), Vec::new());
     for (number, line) in (1..).zip(text.lines()) {
@@ -50,17 +50,17 @@ fn read(line: &str, config: &mut Config) -> Result<(), &'static str> {
     }
 }
 
-/// The options.
+/// The options on the command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// `-s`: stay in the foreground and notify systemd.
     pub systemd: bool,
-    /// `-h`.
+    /// `-h`: print the help.
     pub help: bool,
-    /// `-V`.
+    /// `-V`: print the version.
     pub version: bool,
-    /// Error messages for unknown options. As in the reference, they do not keep the daemon from
-    /// starting: a service that starts one daemon can start the other.
+    /// Error messages for unknown options. Like rdma-core's iwpmd, the daemon starts in spite of
+    /// them, so that the unit file of one daemon can start the other.
     pub unknown: Vec<String>,
 }
 

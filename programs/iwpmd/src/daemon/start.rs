@@ -1,5 +1,5 @@
-//! Starts the daemon: command line, configuration, privileges, and what systemd is told
-//! (sd_notify(3), which sends one datagram).
+//! Starts the daemon: command line, configuration, privileges, and notification of systemd by a
+//! datagram, as sd_notify(3) sends it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
@@ -23,7 +23,7 @@ use crate::sys::sockets::KernelSocket;
 /// Why the daemon does not start: a message for the log and standard error.
 type Failure = String;
 
-/// Runs the program.
+/// Runs the program with the given arguments. Returns its exit status.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let options = settings::parse_arguments(arguments);
     for unknown in &options.unknown {
@@ -47,7 +47,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Unlike print!, does not panic if standard output is closed.
+/// Prints `text`. Returns a failure if standard output is closed, where `print!` would panic.
 fn print(text: &str) -> ExitCode {
     let printed = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
     if printed.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -65,8 +65,8 @@ fn run_in_foreground() -> Result<ExitCode, Failure> {
     run(daemon)
 }
 
-/// Forks. The parent exits once the daemon runs or has failed to start, with a status that tells
-/// which.
+/// Runs the daemon in a child process. The parent exits once the daemon runs or has failed to
+/// start, and its exit status tells which.
 fn behind() -> Result<ExitCode, Failure> {
     let (mut outcome, mut tell) = io::pipe().map_err(|error| format!("pipe: {error}"))?;
     if !process::fork().map_err(|error| format!("fork: {error}"))? {
@@ -78,7 +78,7 @@ fn behind() -> Result<ExitCode, Failure> {
     process::detach().map_err(|error| format!("setsid: {error}"))?;
     let daemon = set_up()?;
     process::redirect_stdio().map_err(|error| format!("/dev/null: {error}"))?;
-    // Fails if the parent is gone.
+    // Fails if the parent has ended, which does no harm.
     let _ = tell.write_all(&[0]);
     drop(tell);
     run(daemon)
@@ -89,7 +89,7 @@ fn run(mut daemon: Daemon) -> Result<ExitCode, Failure> {
     drop(daemon);
     let _ = notify("STOPPING=1");
     write_log(Level::Info, if signal == libc::SIGTERM { "ends: SIGTERM" } else { "ends: SIGHUP" });
-    // The exit statuses of the reference: 0 after SIGTERM, the number of SIGHUP after SIGHUP.
+    // The exit statuses of rdma-core's iwpmd: 0 after SIGTERM, the number of SIGHUP after SIGHUP.
     Ok(if signal == libc::SIGTERM { ExitCode::SUCCESS } else { ExitCode::from(libc::SIGHUP as u8) })
 }
 
@@ -111,8 +111,8 @@ fn set_up() -> Result<Daemon, Failure> {
     // CAP_NET_ADMIN: future kernels may require it for each message. CAP_NET_BIND_SERVICE: needed
     // to restore mappings to ports below 1024.
     process::keep_capabilities(&[CAP_NET_ADMIN, CAP_NET_BIND_SERVICE]).map_err(|e| format!("capabilities: {e}"))?;
-    // From here on there is a second thread: after the fork, with the signals blocked and the
-    // capabilities given up.
+    // This starts a second thread, and so comes after the fork. The thread inherits the blocked
+    // signals and the reduced capabilities.
     let mut log =
         LogQueue::start(log_queue::CAPACITY, write_log).map_err(|error| format!("a thread for the log: {error}"))?;
     let log = Box::new(move |level, line: &str| log.push(level, line));

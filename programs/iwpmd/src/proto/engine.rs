@@ -32,7 +32,7 @@ pub enum Level {
 /// The two UDP sockets of each address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Socket {
-    /// Bound to the port of port mappers: receives requests of peers.
+    /// Bound to the port of port mappers: receives requests from peers.
     Service,
     /// Bound to any port: sends queries and receives their answers.
     Client,
@@ -58,7 +58,7 @@ pub enum Action {
     },
     /// Bind a port.
     Open {
-        /// Number of its mapping.
+        /// Number of the mapping that needs the port.
         id: PortId,
         /// The address to be mapped.
         local: SocketAddr,
@@ -74,11 +74,11 @@ pub enum Action {
 /// Statistics since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Requests of peers that were accepted.
+    /// Requests from peers that were accepted.
     pub accepted: u64,
     /// Accepted requests that were not reported to the kernel because of the limits.
     pub not_reported: u64,
-    /// Requests of peers that were rejected.
+    /// Requests from peers that were rejected.
     pub rejected: u64,
     /// Queries that were answered.
     pub answered: u64,
@@ -90,7 +90,7 @@ pub struct Counts {
     pub overruns: u64,
 }
 
-/// The port mapper.
+/// The state machine of the port mapper.
 pub struct Engine {
     actions: VecDeque<Action>,
     clients: Clients,
@@ -108,13 +108,13 @@ pub struct Engine {
 }
 
 /// Step between the sequence numbers of messages to the kernel. The kernel continues its own
-/// numbers from the last one that it receives, and matches answers by them. Each message is this
-/// far ahead of all numbers seen, more than the kernel can have used meanwhile, so that the kernel
-/// never uses a number twice.
+/// numbering from the last number that it receives, and matches answers by number. Each message is
+/// one step ahead of all numbers seen, and the kernel uses fewer numbers than a step in the
+/// meantime. So the kernel never uses a number twice.
 const SEQUENCE_STEP: u32 = 256;
 
 impl Engine {
-    /// A port mapper whose netlink port is `pid`. `random` returns unpredictable numbers.
+    /// Returns a port mapper whose netlink port is `pid`. `random` returns unpredictable numbers.
     pub fn new(pid: u32, mut random: Box<dyn FnMut() -> u64>) -> Engine {
         let sequence = random() as u32;
         Engine {
@@ -139,20 +139,20 @@ impl Engine {
         self.actions.pop_front()
     }
 
-    /// Returns when to call [`Engine::timer`], in milliseconds of the clock whose time is passed to
-    /// all calls.
+    /// Returns when to call [`Engine::timer`], in milliseconds of the same clock as the `now` of
+    /// all calls. `None` if nothing has a deadline.
     pub fn deadline(&self) -> Option<u64> {
         [self.queries.deadline(), self.peer_requests.deadline(), self.listing.deadline()].into_iter().flatten().min()
     }
 
-    /// Handles what is due at `now`.
+    /// Does what is due at `now`: forgets peers' requests, resends queries, requests a list.
     pub fn timer(&mut self, now: u64) {
         self.peer_requests.forget(now);
         self.repeat_queries(now);
         self.list_if_due(now);
     }
 
-    /// The result of [`Action::Open`]: the port that was bound.
+    /// Handles the result of [`Action::Open`]: `port` was bound, or binding has failed.
     pub fn opened(&mut self, id: PortId, port: Result<u16, Errno>, now: u64) {
         if let Some(opening) = self.opening.remove(&id) {
             self.finish(id, opening, port, now);
@@ -207,8 +207,8 @@ impl Engine {
     }
 }
 
-/// The client that all drivers share. Before version 4 of the protocol the next number was that of
-/// a driver.
+/// The client number that all drivers share. Before version 4 of the protocol, the next number was
+/// the client number of another driver.
 const IWCM: u8 = RDMA_NL_IWCM;
 
 #[cfg(test)]

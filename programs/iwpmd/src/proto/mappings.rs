@@ -1,6 +1,6 @@
-//! What the port mapper knows: the mappings of local addresses to ports, and the clients of RDMA
-//! netlink that have registered, drivers in the kernel, with their devices. A lookup takes constant
-//! time, because a host can have tens of thousands of connections, each with a mapping.
+//! Tables of the port mapper: the mappings of local addresses to ports, and the registered clients
+//! of RDMA netlink (drivers in the kernel) with their devices. A lookup takes constant time,
+//! because a host can have tens of thousands of connections, each with a mapping.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,35 +19,35 @@ pub struct Mapping {
     pub local: SocketAddr,
     /// The address that the device uses.
     pub mapped: SocketAddr,
-    /// The client that requested it.
+    /// The client that requested the mapping.
     pub owner: u8,
     /// `IWPM_FLAGS_*` of the request.
     pub flags: u32,
-    /// Its number.
+    /// Number of the mapping.
     pub id: PortId,
     /// Whether a socket is bound to the port.
     pub bound: bool,
-    /// Number of connections and listeners that use it.
+    /// Number of connections and listeners that use the mapping.
     pub references: u32,
-    /// Number of removals to ignore: the kernel also removes what was refused.
+    /// Number of removals to ignore: the kernel also removes mappings that were refused.
     pub surplus_removals: u32,
     /// Number of removals received.
     pub removals: u32,
-    /// When it was created or last requested again.
+    /// When the mapping was created or last requested again, in milliseconds.
     pub last_used: u64,
-    /// Round of the last kernel listing that contained the mapping, and how many times it did. A
-    /// new mapping starts with the current round.
+    /// Number of the last list of the kernel that contained the mapping, and how many times the
+    /// list contained it. A new mapping starts with the number of the current list.
     pub listed: (u32, u32),
 }
 
 impl Mapping {
-    /// Returns whether it is for the wildcard address.
+    /// Returns whether the mapping is for the wildcard address.
     pub fn is_wildcard(&self) -> bool {
         self.local.ip().is_unspecified()
     }
 
-    /// Returns the address for a peer that asked for `asked`: for a wildcard, `asked` with the
-    /// mapped port.
+    /// Returns the mapped address for a peer that asked for `asked`. If the mapping is for the
+    /// wildcard address, this is `asked` with the mapped port.
     pub fn answer(&self, asked: Peer) -> Peer {
         let ip = if self.is_wildcard() { asked.ip } else { self.mapped.ip() };
         Peer { ip, port: self.mapped.port() }
@@ -66,7 +66,7 @@ fn wildcard(v6: bool, port: u16) -> Peer {
 
 struct Entry {
     mapping: Mapping,
-    /// Its index in `by_port`.
+    /// Index of the address in its list in `by_port`.
     index: usize,
 }
 
@@ -132,7 +132,7 @@ impl Mappings {
         true
     }
 
-    /// Removes a mapping.
+    /// Removes a mapping, and returns it.
     pub fn remove(&mut self, address: Peer) -> Option<Mapping> {
         let Entry { mapping, index } = self.by_address.remove(&address)?;
         let port = (address.ip.is_ipv6(), address.port);
@@ -151,7 +151,7 @@ impl Mappings {
         Some(mapping)
     }
 
-    /// Gives memory back after most have gone.
+    /// Frees memory after most mappings were removed.
     fn shrink(&mut self) {
         if self.by_address.len() < self.by_address.capacity() / 8 && self.by_address.capacity() > 1024 {
             self.by_address.shrink_to(self.by_address.len() * 2);
@@ -181,7 +181,7 @@ struct Client {
     devices: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// All clients: at most 64, the range of their numbers.
+/// All registered clients: at most 64, because client numbers have 6 bits.
 #[derive(Default)]
 pub struct Clients(HashMap<u8, Client>);
 

@@ -21,7 +21,7 @@ const OWN_TYPES: u16 = 16;
 const ADDRESS_SIZE: usize = 128;
 /// Maximum size of a name, including its NUL.
 const MAX_NAME: usize = 64;
-/// The largest number of attributes in a message.
+/// One more than the highest attribute number in a message.
 const MAX_ATTRIBUTES: usize = IWPM_NLA_RQUERY_MAPPING_MAX;
 
 /// Error codes of the protocol.
@@ -46,18 +46,18 @@ pub enum ErrorCode {
     Version = 17,
 }
 
-/// The fields of a netlink header that matter here.
+/// The fields of a netlink header that the port mapper uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The client of RDMA netlink: `RDMA_NL_IWCM` for all current drivers.
     pub client: u8,
-    /// `RDMA_NL_IWPM_*`.
+    /// The operation: `RDMA_NL_IWPM_*`.
     pub op: u16,
     /// Sequence number.
     pub seq: u32,
 }
 
-/// A message of the kernel.
+/// A message from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelMessage {
     /// Announces the kernel's protocol version.
@@ -78,7 +78,7 @@ pub enum KernelMessage {
         /// `IWPM_FLAGS_*`.
         flags: u32,
     },
-    /// Requests a mapping of a local address and the mapped address of a remote one.
+    /// Requests a mapping of a local address, and a query for the mapped address of a remote one.
     Query {
         /// The connecting peer's address.
         local: SocketAddr,
@@ -98,20 +98,20 @@ pub enum KernelMessage {
         /// `IWPM_FLAGS_*`.
         flags: u32,
     },
-    /// Ends the list; has the number of mappings that were sent.
+    /// Ends the list, with the number of mappings that the kernel has sent.
     MapInfoNumber(u32),
-    /// Reports an error.
+    /// Reports an error, with its code.
     Error(u16),
 }
 
-/// A message in a datagram of the kernel.
+/// A message in a datagram from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incoming<'a> {
     /// A valid message.
     Message(Header, KernelMessage),
     /// A malformed message.
     Malformed(Header),
-    /// The kernel returned an error for a message of the port mapper.
+    /// The kernel returned an error for a message from the port mapper.
     Failed {
         /// The errno value, greater than zero.
         errno: i32,
@@ -120,7 +120,7 @@ pub enum Incoming<'a> {
     },
 }
 
-/// Returns the messages in a datagram of the kernel, except netlink control messages that are not
+/// Returns the messages in a datagram from the kernel, except netlink control messages that are not
 /// errors.
 pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Incoming<'_>> {
     Messages::new(datagram).filter_map(read)
@@ -148,7 +148,7 @@ pub fn is_hello(message: &[u8]) -> bool {
     message.get(4..6).is_some_and(|kind| u16::from_ne_bytes([kind[0], kind[1]]) & 0x3ff == RDMA_NL_IWPM_HELLO)
 }
 
-/// Attributes by number. Unknown ones are ignored.
+/// The attributes of a message by number. Unknown attributes are ignored.
 struct Attributes<'a>([Option<&'a [u8]>; MAX_ATTRIBUTES]);
 
 impl<'a> Attributes<'a> {
@@ -204,12 +204,12 @@ impl<'a> Attributes<'a> {
         self.get(kind)?.try_into().ok().map(u32::from_ne_bytes)
     }
 
-    /// The flags, which messages of protocol version 3 lack.
+    /// Returns the flags: 0 if missing, as in protocol version 3; `None` if malformed.
     fn flags(&self, kind: u16) -> Option<u32> {
         if self.get(kind).is_none() { Some(0) } else { self.u32(kind) }
     }
 
-    /// A string, with or without a terminating NUL.
+    /// Returns a string, which may have a terminating NUL; `None` if it is empty or too long.
     fn text(&self, kind: u16) -> Option<Vec<u8>> {
         let text = self.get(kind)?.split(|&byte| byte == 0).next()?;
         (!text.is_empty() && text.len() < MAX_NAME).then(|| text.to_vec())
@@ -266,8 +266,8 @@ pub enum Value<'a> {
     Address(SocketAddr),
 }
 
-/// Encodes a message to the kernel. Attributes are numbered from 1, as in all messages of the
-/// protocol. `pid` is the netlink port of the port mapper.
+/// Encodes a message to the kernel. `values` become attributes numbered from 1, as in all messages
+/// of the protocol. `pid` is the netlink port of the port mapper.
 pub fn emit(header: Header, pid: u32, values: &[Value<'_>]) -> Vec<u8> {
     let mut bytes = vec![0; MESSAGE_HEADER];
     for (kind, value) in (1u16..).zip(values) {

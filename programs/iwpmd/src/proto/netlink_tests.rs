@@ -62,7 +62,7 @@ fn every_message_of_the_kernel() {
     assert_eq!(messages(&together).count(), requests().len());
 }
 
-/// The bytes that the reference (44.0) sends.
+/// The bytes that rdma-core's iwpmd (44.0) sends.
 #[test]
 fn mapinfo_request_byte_by_byte() {
     let bytes = emit(Header { seq: 1, ..header(RDMA_NL_IWPM_MAPINFO) }, 0x33cb, &[Value::Text(LIBRARY), Value::U16(4)]);

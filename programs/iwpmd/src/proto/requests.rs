@@ -1,11 +1,11 @@
-//! Requests in progress: the daemon's own to other hosts (*queries*), and those of peers.
+//! Requests in progress: those of this daemon to other hosts (*queries*), and those of peers.
 //!
-//! A query is resent every second and times out after ten seconds. Requests of peers are remembered
-//! so that each is reported to the kernel once. The kernel keeps a report (REMOTE_INFO, about 400
-//! bytes) until the connection arrives, forever if it never does, and does not tell which reports
-//! it has used. Because source addresses can be forged, the number of reports in
-//! [`PEER_REQUEST_LIFETIME_MS`] is limited, in total and for each host. Each request is answered,
-//! with a message no larger than the request and never unsolicited, so that the answers cannot be
+//! A query is resent every second and times out after ten seconds. Requests from peers are
+//! remembered so that each is reported to the kernel once. The kernel keeps a report (REMOTE_INFO,
+//! about 400 bytes) until its connection arrives, forever if no connection arrives, and does not
+//! tell which reports it has used. Because source addresses can be forged, the number of reports in
+//! [`PEER_REQUEST_LIFETIME_MS`] is limited, in total and for each host. Each request is answered by
+//! one message that is no larger, and nothing is sent unsolicited, so that the answers cannot be
 //! used to flood a third party.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -25,7 +25,7 @@ pub const PEER_REQUEST_LIFETIME_MS: u64 = 600_000;
 pub const MAX_QUERIES: usize = 1 << 16;
 /// Maximum number of peers' requests that are remembered and reported to the kernel.
 pub const MAX_PEER_REQUESTS: usize = 1 << 13;
-/// The same for one host.
+/// Maximum number of one host's requests that are remembered and reported to the kernel.
 pub const MAX_PEER_REQUESTS_PER_HOST: u32 = 1 << 10;
 
 /// A request to another host on behalf of the kernel.
@@ -35,22 +35,22 @@ pub struct Query {
     pub header: Header,
     /// The connecting peer's address.
     pub local: SocketAddr,
-    /// The local address it is mapped to.
+    /// The local address that `local` is mapped to.
     pub mapped: SocketAddr,
     /// Number of the mapping, and its number of removals when the query started.
     pub mapping: (PortId, u32),
     /// The accepting peer's address.
     pub remote: SocketAddr,
-    /// The request.
+    /// The message that is sent to the other host.
     pub message: Message,
-    /// An answer arrived: the query is not resent, but repeated answers are acknowledged until it
-    /// times out.
+    /// Whether an answer has arrived. Then the query is not resent, but repeated answers are
+    /// acknowledged until it times out.
     pub answered: bool,
     started: u64,
 }
 
 impl Query {
-    /// A query that starts `now`.
+    /// Returns a query that starts `now`.
     pub fn new(header: Header, mapping: &Mapping, remote: SocketAddr, now: u64) -> Query {
         let (local, mapped) = (mapping.local, mapping.mapped);
         let message = Message {
@@ -64,8 +64,7 @@ impl Query {
         Query { header, local, mapped, mapping, remote, message, answered: false, started: now }
     }
 
-    /// Returns the destination. A link-local address without a scope gets that of the local
-    /// address.
+    /// Returns the destination. A link-local address without a scope gets the scope of `local`.
     pub fn to(&self) -> SocketAddr {
         let mut to = self.remote;
         to.set_port(PORT);
@@ -87,9 +86,9 @@ impl Query {
 /// What to do about a query that is due.
 #[derive(Debug)]
 pub enum Due {
-    /// Resend it.
+    /// The query is to be sent again.
     Resend(SocketAddr, Message),
-    /// It timed out.
+    /// The query has timed out.
     TimedOut(Box<Query>),
 }
 
@@ -139,7 +138,7 @@ impl Queries {
         self.times.front().map(|&(time, _)| time)
     }
 
-    /// Returns the queries that are due `now`, one for each call.
+    /// Returns the next query that is due `now`, or `None` if there are no more.
     pub fn due(&mut self, now: u64) -> Option<Due> {
         while let Some(&(time, handle)) = self.times.front() {
             if time > now {
@@ -180,11 +179,11 @@ pub enum Recorded {
     /// A request that was reported before.
     Known,
     /// A new request beyond the limits, which is not reported. The connection is still made, but
-    /// the kernel shows the peer's mapped address instead of its own.
+    /// the kernel shows the peer's mapped address instead of the peer's own address.
     TooMany,
 }
 
-/// Requests of peers that were reported to the kernel.
+/// Requests from peers that were reported to the kernel.
 #[derive(Default)]
 pub struct PeerRequests {
     known: HashSet<(SocketAddr, Message)>,
@@ -215,7 +214,7 @@ impl PeerRequests {
         self.known.len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether no requests are remembered.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -244,8 +243,9 @@ impl PeerRequests {
     }
 }
 
-/// Returns the address that stands for a host: for IPv6 its /64 network, in which one host can use
-/// every address. Link-local addresses count singly, because all hosts of a link share the network.
+/// Returns the address by which a host is counted: for IPv6 its /64 network, in which one host can
+/// use every address. Each link-local address counts as a host, because all hosts of a link share
+/// one network.
 fn host(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(v6) if !v6.is_unicast_link_local() => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),

@@ -30,7 +30,7 @@ fn query(now: u64) -> Query {
     from_to("10.0.0.1:8000", "10.0.0.2:9000", now)
 }
 
-/// Consecutive numbers from 1.
+/// Returns a generator of consecutive numbers from 1.
 fn counting() -> impl FnMut() -> u64 {
     let mut last = 0;
     move || {

@@ -1,12 +1,12 @@
 //! The UDP messages between the port mappers of two hosts: 64 bytes for a request, 48 bytes for
-//! others. This module alone parses and emits them.
+//! others. This module alone parses and emits them. CP: connecting peer; AP: accepting peer.
 //!
 //! ```text
 //! 0  magic: version (bits 7-6), kind (5-4), IP version (3-0)    8  handle, 64 bits
-//! 1  unused                                                     16 IP address of the connecting peer
-//! 2  port that the connecting peer is mapped to (requests)      32 IP address of the accepting peer
-//! 4  port of the accepting peer                                 48 mapped IP address of the connecting peer (requests)
-//! 6  port of the connecting peer
+//! 1  unused                                                     16 IP address of the CP
+//! 2  port that the CP is mapped to (requests)                   32 IP address of the AP
+//! 4  port of the AP                                             48 mapped IP of the CP (requests)
+//! 6  port of the CP
 //! ```
 //! Numbers are in network byte order; an IPv4 address is in the first 4 of its 16 bytes.
 
@@ -42,18 +42,18 @@ pub enum Kind {
 /// An address and port of one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
-    /// Address.
+    /// IP address.
     pub ip: IpAddr,
     /// TCP port.
     pub port: u16,
 }
 
-/// A message.
+/// A message between two port mappers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// Its kind.
+    /// The kind of the message.
     pub kind: Kind,
-    /// Chosen for the request and repeated in the answer.
+    /// A number chosen for the request and repeated in the answers.
     pub handle: u64,
     /// The connecting peer.
     pub cp: Peer,
@@ -66,11 +66,11 @@ pub struct Message {
 /// Why a datagram is not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// Its size is neither 48 nor 64 bytes.
+    /// The size is neither 48 nor 64 bytes.
     Size,
-    /// Its protocol version is not 0.
+    /// The protocol version is not 0.
     Version,
-    /// Its addresses are not of the socket's family.
+    /// The addresses are not of the socket's family.
     Family,
 }
 
@@ -176,7 +176,7 @@ mod tests {
         Peer { ip: ip.parse().unwrap(), port }
     }
 
-    /// The bytes that the reference (44.0) sends.
+    /// The bytes that rdma-core's iwpmd (44.0) sends.
     #[test]
     fn request_and_accept_byte_by_byte() {
         let request = Message {

@@ -1,4 +1,4 @@
-//! The daemon's contact with the operating system: sockets, signals, capabilities.
+//! The daemon's interface to the operating system: sockets, signals, capabilities.
 
 pub mod process;
 pub mod sockets;

@@ -18,15 +18,15 @@ pub const CAP_NET_BIND_SERVICE: u32 = 10;
 pub const CAP_NET_ADMIN: u32 = 12;
 const LAST_CAPABILITY: u32 = 63;
 
-/// Blocks `signals` in the calling thread and in those that it starts, so that they can be read
-/// from a descriptor.
+/// Blocks `signals` in the calling thread and in threads that it starts later. Returns a descriptor
+/// from which the signals can be read.
 pub fn block(signals: &[Signal]) -> Result<SignalFd> {
     let set: SigSet = signals.iter().copied().collect();
     set.thread_block()?;
     for &number in signals {
         // A signal that was ignored at the start (nohup) would not arrive. It is blocked, so its
         // default action does not apply.
-        // SAFETY: no handler.
+        // SAFETY: the default action runs no handler.
         unsafe { signal(number, SigHandler::SigDfl) }?;
     }
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
@@ -59,11 +59,11 @@ pub fn raise_descriptor_limit() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// Makes malloc(3) return large blocks to the kernel when they are freed. By default the first such
-/// block raises the threshold, and the C library keeps later ones.
+/// Makes malloc(3) return large blocks to the kernel when they are freed. By default, freeing such
+/// a block raises the threshold, and the C library keeps later blocks of this size.
 pub fn return_freed_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: no pointers. The value is the initial threshold.
+    // SAFETY: mallopt(3) takes no pointers. The value is the initial threshold, now made fixed.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
     }
@@ -87,15 +87,15 @@ struct CapData {
 
 const CAP_VERSION_3: u32 = 0x2008_0522;
 
-/// Drops all capabilities except those in `keep`, and the means to gain others.
+/// Drops all capabilities except those in `keep`, and the ways to gain other ones.
 pub fn keep_capabilities(keep: &[u32]) -> Result<()> {
     let kept = |number: u32| keep.contains(&number);
     let mut header = CapHeader { version: CAP_VERSION_3, pid: 0 };
     let mut sets = [CapData::default(); 2];
     prctl::set_no_new_privs()?;
-    // SAFETY: version 3 has one header and two sets, which are local values. The other calls have
-    // no pointers. Those for the bounding set fail for unknown capabilities and without
-    // CAP_SETPCAP, which does no harm: the daemon executes no program.
+    // SAFETY: capget and capset of version 3 access one header and two sets, which are local
+    // values. The other calls take no pointers. PR_CAPBSET_DROP fails for unknown capabilities and
+    // without CAP_SETPCAP, which does no harm: the daemon executes no program.
     unsafe {
         for number in (0..=LAST_CAPABILITY).filter(|&number| !kept(number)) {
             libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0);
@@ -115,7 +115,7 @@ pub fn keep_capabilities(keep: &[u32]) -> Result<()> {
 pub fn random() -> u64 {
     let mut bytes = [0u8; 8];
     loop {
-        // SAFETY: `bytes` is writable for its length. So few bytes are never returned in part.
+        // SAFETY: `bytes` is writable for its length. getrandom(2) does not split so few bytes.
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         if got == bytes.len() as isize {
             return u64::from_ne_bytes(bytes);

@@ -18,7 +18,7 @@ fn open(family: AddressFamily, kind: SockType, protocol: Option<SockProtocol>) -
     socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, protocol)
 }
 
-/// A socket bound to `address`, which `set` prepares before.
+/// Returns a socket bound to `address`. `set` sets its options before it is bound.
 fn bound(address: SocketAddr, kind: SockType, set: impl FnOnce(&OwnedFd) -> Result<()>) -> Result<OwnedFd> {
     let family = if address.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
     let socket = open(family, kind, None)?;
@@ -37,7 +37,7 @@ fn local_address(socket: &OwnedFd) -> Result<SocketAddr> {
     inet(&getsockname(socket.as_raw_fd())?).ok_or(Errno::EAFNOSUPPORT)
 }
 
-/// A TCP port that no other socket can bind during the lifetime of this value. It never listens.
+/// A TCP port that no other socket can bind while this value exists. The socket never listens.
 #[derive(Debug)]
 pub struct BoundPort {
     _socket: OwnedFd,
@@ -67,16 +67,16 @@ pub struct Udp {
 /// A datagram that was received.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram {
-    /// Its size, which exceeds the buffer if it was truncated.
+    /// Size of the datagram. It exceeds the buffer if the datagram was truncated.
     pub size: usize,
-    /// Its source.
+    /// Source address.
     pub from: SocketAddr,
-    /// The local address that it was sent to.
+    /// The local address that the datagram was sent to.
     pub to: Option<IpAddr>,
 }
 
 impl Udp {
-    /// A socket bound to `address`, for its family only.
+    /// Returns a socket bound to `address`. An IPv6 socket does not receive IPv4 datagrams.
     pub fn new(address: SocketAddr) -> Result<Udp> {
         let v6 = address.is_ipv6();
         let socket = bound(address, SockType::Datagram, |socket| {
@@ -89,7 +89,7 @@ impl Udp {
         Ok(Udp { socket, v6 })
     }
 
-    /// Returns whether it is an IPv6 socket.
+    /// Returns whether the socket is an IPv6 socket.
     pub fn is_ipv6(&self) -> bool {
         self.v6
     }
@@ -139,9 +139,9 @@ const GROUPS: u32 = 3;
 /// What was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// Messages of the kernel, with their length in bytes.
+    /// Messages from the kernel, with their length in bytes.
     Messages(usize),
-    /// A datagram of another process.
+    /// A datagram from another process.
     OtherSender,
     /// Messages larger than the buffer, with their size. They are lost.
     Truncated(usize),
@@ -159,26 +159,26 @@ pub struct KernelSocket {
 }
 
 impl KernelSocket {
-    /// A NETLINK_RDMA socket that receives the messages for port mappers. Needs CAP_NET_ADMIN.
+    /// Opens a NETLINK_RDMA socket that receives messages for port mappers. Needs CAP_NET_ADMIN.
     pub fn netlink() -> Result<KernelSocket> {
         let socket = open(AddressFamily::Netlink, SockType::Raw, Some(SockProtocol::NetlinkRDMA))?;
         bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS))?;
         KernelSocket::from_fd(socket)
     }
 
-    /// Uses an open descriptor.
+    /// Returns a `KernelSocket` that uses an open descriptor.
     pub fn from_fd(socket: OwnedFd) -> Result<KernelSocket> {
         let address: SockaddrStorage = getsockname(socket.as_raw_fd())?;
         Ok(KernelSocket { pid: address.as_netlink_addr().map(NetlinkAddr::pid), socket })
     }
 
-    /// Returns the port mapper's netlink port.
+    /// Returns the socket's netlink port; in tests the process ID.
     pub fn pid(&self) -> u32 {
         self.pid.unwrap_or_else(std::process::id)
     }
 
-    /// Sets the size of the receive buffer, beyond the system's limit with CAP_NET_ADMIN. Returns
-    /// the size that the kernel has set.
+    /// Sets the size of the receive buffer; CAP_NET_ADMIN allows sizes beyond the system's limit.
+    /// Returns the size that the kernel has set.
     pub fn set_receive_buffer(&self, bytes: u32) -> Result<u32> {
         let bytes = bytes.min(c_int::MAX as u32) as usize;
         setsockopt(&self.socket, sockopt::RcvBufForce, &bytes)
@@ -206,7 +206,7 @@ impl KernelSocket {
 
     /// Sends a message to the kernel.
     pub fn send(&self, bytes: &[u8]) -> Result<()> {
-        // What a netlink socket sends goes to the kernel, if it is not connected.
+        // A netlink socket that is not connected sends to the kernel.
         send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT).map(drop)
     }
 }

@@ -1,4 +1,4 @@
-//! Requests of the kernel.
+//! Requests from the kernel.
 
 use std::net::SocketAddr;
 
@@ -38,7 +38,7 @@ impl Engine {
         self.actions.push_back(Action::Kernel(hello));
     }
 
-    /// Handles a message of the kernel.
+    /// Handles a message from the kernel.
     pub fn kernel(&mut self, incoming: Incoming<'_>, now: u64) {
         match incoming {
             Incoming::Message(header, message) => {
@@ -125,7 +125,7 @@ impl Engine {
         if self.mappings.overlapping(key(&local)).is_none() {
             return self.open(Opening { header, local, flags, purpose: Purpose::Add }, 0, now);
         }
-        // A wildcard listener requests a mapping for each device.
+        // The kernel requests the mapping of a wildcard listener once for each device.
         let shared = self.mappings.get_mut(key(&local)).filter(|mapping| mapping.is_wildcard());
         match shared.filter(|mapping| fits(mapping, header, flags)) {
             Some(mapping) => {
@@ -180,9 +180,9 @@ impl Engine {
         }
     }
 
-    /// Drops the reference that a query which timed out has to its mapping. A kernel of version 4
-    /// eventually removes the mapping itself, so only the last reference is dropped then, and none
-    /// if the kernel has removed one since the query started.
+    /// Drops the reference that a failed query has to its mapping, unless the kernel has sent a
+    /// removal since the query started. A kernel of version 4 removes the mapping itself later, so
+    /// only the last reference is dropped with this version.
     pub(super) fn release(&mut self, query: &Query) {
         let mapping = self.mappings.get_mut(key(&query.local));
         let Some(mapping) = mapping.filter(|mapping| query.mapping == (mapping.id, mapping.removals)) else { return };
@@ -219,7 +219,8 @@ impl Engine {
         self.open(Opening { header, local, flags, purpose: Purpose::Restore }, mapped.port(), now);
     }
 
-    /// Binds a port, unless the device uses the address unmapped.
+    /// Requests a port for a mapping. If the device uses the address unmapped, adds the mapping at
+    /// once.
     fn open(&mut self, opening: Opening, port: u16, now: u64) {
         let id = self.next_port();
         if opening.flags & NO_PORT_MAP != 0 {
@@ -270,7 +271,8 @@ impl Engine {
         }
     }
 
-    /// Rejects a request. A kernel of version 4 will still remove the mapping that it did not get.
+    /// Rejects a request. A kernel of version 4 still sends a removal of the mapping that was
+    /// refused: an existing mapping of the address must ignore it.
     pub(super) fn refuse(&mut self, header: Header, local: SocketAddr, code: ErrorCode) {
         let waits_for_answer = header.op != RDMA_NL_IWPM_MAPINFO;
         if let Some(mapping) = self.mappings.get_mut(key(&local))

@@ -11,11 +11,11 @@ use crate::proto::uapi::{RDMA_NL_IWPM_MAPINFO, RDMA_NL_IWPM_MAPINFO_NUM};
 
 /// Minimum time between two lists in milliseconds, because a list can cause an overrun itself.
 const MIN_INTERVAL_MS: u64 = 1000;
-/// Milliseconds for which the kernel may not list a new mapping: a thread may still be about to
-/// record it.
+/// Milliseconds for which a new mapping may be missing in the kernel's list: a thread in the kernel
+/// may not have recorded it yet.
 const GRACE_PERIOD_MS: u64 = 15_000;
 
-/// Mappings listed for a client.
+/// Numbers of mappings in the list of a client.
 #[derive(Clone, Copy, Default)]
 struct Progress {
     received: u32,
@@ -27,7 +27,7 @@ struct Progress {
 pub(super) struct Listing {
     round: u32,
     started: u64,
-    /// When to request a list.
+    /// When to request the next list, if one is needed.
     due: Option<u64>,
     clients: HashMap<u8, Progress>,
 }
@@ -37,31 +37,32 @@ impl Listing {
         self.due
     }
 
-    /// The kernel listed a mapping.
+    /// Counts a mapping that the kernel has listed.
     pub(super) fn received(&mut self, client: u8) {
         self.clients.entry(client).or_default().received += 1;
     }
 
-    /// A listed mapping was restored or is known.
+    /// Counts a listed mapping that was restored or is known.
     pub(super) fn processed(&mut self, client: u8) {
         self.clients.entry(client).or_default().processed += 1;
     }
 
-    /// A known mapping was listed. Each connection and listener that uses a mapping lists it once.
+    /// Handles the listing of a known mapping. The kernel lists a mapping once for each connection
+    /// and listener that uses it.
     pub(super) fn matched(&self, mapping: &mut Mapping) {
         let times = if mapping.listed.0 == self.round { mapping.listed.1 + 1 } else { 1 };
         mapping.listed = (self.round, times);
         mapping.references = mapping.references.max(times);
     }
 
-    /// Returns [`Mapping::listed`] of a new mapping.
+    /// Returns [`Mapping::listed`] of a new mapping; `listed` if the kernel has listed it.
     pub(super) fn initial(&self, listed: bool) -> (u32, u32) {
         (self.round, u32::from(listed))
     }
 }
 
 impl Engine {
-    /// Requests a list.
+    /// Requests a list from the kernel.
     pub(super) fn list(&mut self, now: u64) {
         let listing = &mut self.listing;
         listing.round += 1;
@@ -75,7 +76,7 @@ impl Engine {
         }
     }
 
-    /// Handles the loss of messages of the kernel.
+    /// Handles the loss of messages from the kernel.
     pub fn overrun(&mut self, now: u64) {
         self.counts.overruns += 1;
         if self.listing.due.is_none() {
@@ -101,7 +102,7 @@ impl Engine {
         }
     }
 
-    /// Drops the mappings that are missing in a complete list.
+    /// Drops the mappings that are missing in a complete list, and corrects the others' references.
     fn apply_list(&mut self, client: u8) {
         let (round, before) = (self.listing.round, self.listing.started.saturating_sub(GRACE_PERIOD_MS));
         let settled = |mapping: &&mut Mapping| mapping.owner == client && mapping.last_used < before;

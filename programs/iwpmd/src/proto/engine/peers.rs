@@ -1,4 +1,4 @@
-//! Messages of other hosts: requests, and answers to queries.
+//! Messages from other hosts: requests, and answers to queries.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
@@ -17,7 +17,7 @@ impl Engine {
             (Ok(message), Socket::Service) if message.kind == Kind::Request => {
                 self.answer_request(&message, from, to, now)
             }
-            // Answers are repeated when requests are, so nothing waits for an acknowledgement.
+            // A repeated request is answered again, so nothing waits for an acknowledgement.
             (Ok(message), Socket::Service) => message.kind == Kind::Ack,
             (Ok(message), Socket::Client) if message.kind == Kind::Accept => self.accepted(&message, from),
             (Ok(message), Socket::Client) if message.kind == Kind::Reject => self.rejected(&message, from),
@@ -51,8 +51,8 @@ impl Engine {
         true
     }
 
-    /// Reports to the kernel which peer is about to connect to a mapping. The kernel has to know it
-    /// before the peer connects.
+    /// Reports to the kernel which peer is about to connect to a mapping. The kernel needs the
+    /// report before the peer connects.
     fn report_peer(
         &mut self,
         (owner, local, mapped): (u8, SocketAddr, SocketAddr),

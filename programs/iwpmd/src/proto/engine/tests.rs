@@ -1,4 +1,4 @@
-//! The engine with a scripted kernel and scripted hosts. Here: requests of the kernel.
+//! The engine with a scripted kernel and scripted hosts. Here: requests from the kernel.
 
 mod any_order;
 mod listing;
@@ -218,14 +218,14 @@ fn unregistered_clients_and_other_libraries_are_rejected() {
     assert_eq!(world.act(), []);
 }
 
-/// The answers of the reference (44.0).
+/// The answers are those of rdma-core's iwpmd (44.0).
 #[test]
 fn mapping_and_its_end() {
     let mut world = World::registered();
     assert_eq!(world.add("10.0.0.1:7000"), [Out::Open(0), added(3, "10.0.0.1:7000", "10.0.0.1:40001")]);
     assert_eq!(world.add("10.0.0.1:7000"), [error(4, ErrorCode::DuplicateMapping)]);
     assert_eq!(world.add("0.0.0.0:7000"), [error(5, ErrorCode::DuplicateMapping)]);
-    // The kernel also removes what was refused.
+    // The kernel also removes mappings that were refused.
     assert_eq!(world.remove("10.0.0.1:7000"), []);
     assert_eq!(world.remove("0.0.0.0:7000"), []);
     assert_eq!(world.remove("10.0.0.1:7000"), [Out::Close(1)]);

@@ -1,4 +1,4 @@
-//! Queries to other hosts, and requests of peers.
+//! Queries to other hosts, and requests from peers.
 
 use super::*;
 use crate::proto::requests::{MAX_PEER_REQUESTS_PER_HOST, QUERY_TIMEOUT_MS, RESEND_INTERVAL_MS};
@@ -60,7 +60,7 @@ fn a_query_that_times_out_leaves_the_references_of_others() {
     world.query("10.0.0.1:8000", "10.0.0.2:9000");
     let request = sent(&world.query("10.0.0.1:8000", "10.0.0.2:9001"));
     world.udp(Socket::Client, PEER, request.answer(Kind::Accept));
-    // The kernel gives up first: only one of its removal and the timeout may drop a reference.
+    // The kernel gives up first. Its removal drops a reference; the timeout must not drop another.
     assert_eq!(world.remove("10.0.0.1:8000"), []);
     assert_eq!(world.at(QUERY_TIMEOUT_MS), [error(3, ErrorCode::UnknownMapping)]);
     assert_eq!(world.engine.mappings(), 1);
@@ -86,7 +86,7 @@ fn requests_of_peers() {
     let sent = Out::Send(Socket::Service, address(from), accept);
     let expected = answer(RDMA_NL_IWPM_REMOTE_INFO, &expected);
     assert_eq!(world.udp(Socket::Service, from, request), [expected, sent.clone()]);
-    // Repeated because the answer was lost. It is not reported again.
+    // The request is repeated because the answer was lost. It is not reported again.
     assert_eq!(world.udp(Socket::Service, from, request), [sent]);
     assert_eq!(world.udp(Socket::Service, from, accept.answer(Kind::Ack)), []);
     assert_eq!(world.udp(Socket::Client, from, request), []);
