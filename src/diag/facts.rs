@@ -38,7 +38,7 @@ impl Endpoints {
     pub const NONE: Endpoints = Endpoints {
         // SAFETY: all zeros are a valid value of these addresses.
         src: unsafe { std::mem::zeroed() },
-        // SAFETY: as above.
+        // SAFETY: all zeros are a valid value of this structure.
         dst: unsafe { std::mem::zeroed() },
         device: [0; MAX_NAME],
         port: 0,
@@ -59,7 +59,7 @@ impl Endpoints {
     }
 }
 
-/// Returns whether there is no address, or only zeros, as for a listener's peer.
+/// Returns whether the family is 0, or all bytes after the family are 0, as for a listener's peer.
 pub(super) fn is_unspecified(address: &sockaddr_storage) -> bool {
     let bytes = std::ptr::from_ref(address).cast::<[u8; size_of::<sockaddr_storage>()]>();
     let family = size_of::<libc::sa_family_t>();
@@ -72,7 +72,8 @@ fn is_loopback(address: &sockaddr_storage) -> bool {
     inet(address).is_some_and(|address| address.ip().to_canonical().is_loopback())
 }
 
-/// Returns whether a socket of the kernel can have the address.
+/// Returns whether a kernel socket can be bound to the address: it is one of this machine, or a
+/// wildcard.
 fn is_local(address: &sockaddr_storage) -> bool {
     let Some(mut address) = inet(address) else { return false };
     address.set_port(0);
@@ -91,36 +92,37 @@ fn is_local(address: &sockaddr_storage) -> bool {
 /// Whether the process can use RDMA devices, and why not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// It can, or this was not checked.
+    /// The process can use them, or this was not checked.
     #[default]
     Fine,
     /// The kernel has no RDMA device.
     NoDevices,
     /// The kernel has no connection manager for programs.
     NoModule,
-    /// The kernel has it, and /dev/infiniband/rdma_cm does not exist.
+    /// The kernel has a connection manager, but /dev/infiniband/rdma_cm does not exist.
     NoNode,
     /// The process has no permission to open /dev/infiniband/rdma_cm.
     Forbidden,
-    /// No device has its /dev/infiniband/uverbs* here.
+    /// No device's /dev/infiniband/uverbs* exists.
     NoVerbsNode,
     /// The process has no permission to open any /dev/infiniband/uverbs*.
     VerbsForbidden,
 }
 
-/// What [`reason`] derives the likely reason from, in addition to call and errno.
+/// The facts from which [`reason`] derives the likely reason, in addition to call and errno.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     pub access: Access,
     /// The limit of locked memory in bytes, if any.
     pub memlock: Option<u64>,
-    /// The device is known.
+    /// Whether the device is known.
     pub device: bool,
-    /// The id is NULL.
+    /// Whether the id is NULL.
     pub null: bool,
-    /// One of the addresses is a loopback address.
+    /// Whether one of the addresses is a loopback address.
     pub loopback: bool,
-    /// The local address is one of this machine, or a wildcard. Only for a failed bind.
+    /// Whether the local address is one of this machine, or a wildcard. Only determined if a bind
+    /// failed.
     pub local: bool,
 }
 
@@ -171,7 +173,7 @@ fn access() -> Access {
 }
 
 fn verbs_access() -> Access {
-    /// More devices are not looked at.
+    /// Number of devices that are checked.
     const DEVICES: u32 = 32;
     let mut result = Access::Fine;
     for number in 0..DEVICES {

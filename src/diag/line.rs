@@ -37,7 +37,7 @@ impl Line {
         // cached the parent's process id.
         let pid = unsafe { libc::syscall(libc::SYS_getpid) };
         line.push(format_args!("librdmacm[{pid}]: "));
-        // SAFETY: a string that the C library keeps.
+        // SAFETY: a C string that the C library never frees.
         let program = unsafe { CStr::from_ptr(program_invocation_short_name) }.to_bytes();
         for chunk in program[..program.len().min(MAX_PROGRAM)].utf8_chunks() {
             line.push(format_args!("{}", chunk.valid()));
@@ -65,7 +65,8 @@ impl Line {
         }
     }
 
-    /// Appends `prefix` and at most 64 characters of the peer's private data, if it is text.
+    /// Appends `prefix` and at most 64 characters of the peer's private data in quotes, if these
+    /// bytes, without trailing zeros, are printable ASCII.
     pub fn push_quoted(&mut self, prefix: &str, private_data: &[u8]) {
         let end = private_data.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
         let text = &private_data[..end.min(64)];
@@ -90,8 +91,8 @@ impl Line {
     pub fn write(&mut self) {
         let line = self.finish();
         match target() {
-            // If the program has closed its standard error, one of the library's channels may have the
-            // number.
+            // If the program has closed its standard error, the number may be that of a descriptor
+            // of the library.
             Target::Stderr if !library_fds::is_own(libc::STDERR_FILENO) => {
                 let stamp = shows_time().then(stamp);
                 let stamp = stamp.as_ref().map_or(&[][..], |stamp| stamp.as_c_str().to_bytes());
@@ -134,9 +135,10 @@ impl fmt::Display for Address<'_> {
 /// Priority of a line for the system's log: facility user, severity warning (syslog(3)).
 const PRIORITY: &[u8] = b"<12>";
 
-/// The time, as RFC 3339 has it, and a space. UTC: the local time needs files, locks and memory.
+/// Returns the time in the format of RFC 3339, followed by a space. UTC, because local time needs
+/// files, locks and memory.
 fn stamp() -> FixedString<32> {
-    // SAFETY: all zeros are a time.
+    // SAFETY: all zeros are a valid timespec.
     let mut now: libc::timespec = unsafe { zeroed() };
     // SAFETY: `now` is writable.
     unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
@@ -149,11 +151,11 @@ fn stamp() -> FixedString<32> {
     ))
 }
 
-/// Returns the date of a day since 1970-01-01, in years that begin in March and so end with the
-/// leap day.
+/// Returns year, month and day for a number of days since 1970-01-01. Computes with years that
+/// begin in March, so that the leap day is the last day of a year.
 fn date(days: i64) -> (i64, i64, i64) {
     const DAYS_OF_400_YEARS: i64 = 146_097;
-    // Since 0000-03-01.
+    // Days since 0000-03-01.
     let days = days + 719_468;
     let (era, day) = (days.div_euclid(DAYS_OF_400_YEARS), days.rem_euclid(DAYS_OF_400_YEARS));
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -195,6 +197,7 @@ fn without_sigpipe(write: impl FnOnce()) {
 }
 
 /// Opens the file for appending. Neither follows a symbolic link nor blocks on a FIFO or device.
+/// Returns the descriptor, or -1.
 fn open(path: &CStr) -> c_int {
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NOCTTY;
     // SAFETY: `path` is a C string.

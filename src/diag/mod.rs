@@ -3,9 +3,9 @@
 //!
 //! This is a low layer: callers pass plain data, and the modules know neither the connection
 //! manager nor rsockets. Calls that succeed run only the one instruction of each probe. A line is
-//! built on the stack and written by direct system calls, without locks and without the heap:
-//! programs make r* calls in signal handlers, after fork(), and under librspreload, which
-//! intercepts the C library's functions. errno is preserved.
+//! built on the stack and written by direct system calls, without locks and without the heap,
+//! because programs make rsocket calls in signal handlers, after fork(), and under librspreload,
+//! which intercepts the C library's functions. errno is preserved.
 
 mod facts;
 mod line;
@@ -29,7 +29,7 @@ pub use switch::read_settings;
 pub enum Subject {
     /// No id or rsocket.
     Nothing,
-    /// An id, of which only the address is used. It is NULL if the program passed NULL.
+    /// An id, of which only the pointer's value is used. It is NULL if the program passed NULL.
     Id(*const rdma_cm_id),
     /// The rsocket of a descriptor.
     Socket(c_int),
@@ -68,7 +68,7 @@ fn keep_errno(log: impl FnOnce()) {
     errno::set_errno(before);
 }
 
-/// Logs text of librspreload, as far as it is UTF-8.
+/// Logs a text from librspreload; an empty text if it is not UTF-8.
 #[cold]
 #[inline(never)]
 pub fn note(name: &'static str, text: &[u8]) {
@@ -101,7 +101,8 @@ fn is_expected(error: Errno) -> bool {
     matches!(error, Errno::EAGAIN | Errno::EINPROGRESS | Errno::EALREADY | Errno::EINTR)
 }
 
-/// RDMACM_LOG has a word that is none: one line on standard error, when the library is loaded.
+/// Reports an invalid word in RDMACM_LOG in a line on standard error. Called when the library is
+/// loaded.
 #[cold]
 #[inline(never)]
 fn unknown_value(word: &[u8]) {
@@ -115,14 +116,14 @@ fn unknown_value(word: &[u8]) {
     });
 }
 
-/// An event of a connection that is made or ends.
+/// An event that reports no failure: a step of setting up a connection, or its end.
 #[derive(Clone, Copy)]
 pub struct GoodEvent<'a> {
     /// Address of the id.
     pub id: *const rdma_cm_id,
     /// Name of the event.
     pub name: &'a str,
-    /// The path, if the event is the first one that has it.
+    /// The path, for the first event of a connection for which it is known.
     pub path: Option<Path>,
 }
 
@@ -137,7 +138,7 @@ pub struct Path {
     pub mtu_and_sl: Option<(u32, u8)>,
 }
 
-/// Returns whether connections that are made are logged, too.
+/// Returns whether events that report no failure are logged, too.
 #[inline]
 pub fn shows_connections() -> bool {
     switch::shows_connections()
@@ -187,19 +188,20 @@ pub struct BadEvent<'a> {
     pub name: &'a str,
     /// 0, -errno, or the transport's reject reason.
     pub status: c_int,
-    /// The id's device is an iWARP adapter.
+    /// Whether the id's device is an iWARP adapter.
     pub iwarp: bool,
     /// Private data of a rejection.
     pub private_data: &'a [u8],
 }
 
-/// Returns whether failures are logged.
+/// Returns whether logging is on.
 #[inline]
 pub fn is_on() -> bool {
     switch::is_on()
 }
 
-/// Logs an event that a program, or an rsocket, has read.
+/// Logs an event that a program or an rsocket has read, and that reports a failure or the removal
+/// of the device.
 #[cold]
 #[inline(never)]
 pub fn bad_event(event: &BadEvent<'_>, endpoints: &Endpoints) {
@@ -258,7 +260,7 @@ pub enum Cause {
     Accepting,
     /// The peer's iomap has no entry for memory that was mapped before connecting.
     NoEntry,
-    /// The device has no PD left for the connection alone.
+    /// The device has no more PDs, so the connection has no PD of its own.
     SharedDomain,
 }
 

@@ -360,7 +360,7 @@ mod tests {
                 call(name, libc::EACCES, with(Access::Forbidden)).contains("no permission for /dev/infiniband/rdma_cm")
             );
         }
-        // For a synchronous id the errno is always ENOMEM.
+        // If rdma_create_id() fails for a synchronous id, errno is always ENOMEM.
         assert!(call("rdma_create_id", libc::ENOMEM, with(Access::Forbidden)).contains("no permission"));
         assert!(call("rdma_create_id", libc::ENOMEM, NO_FACTS).contains("memory"));
         assert!(!depends_on_access("rdma_listen", Errno::ENODEV));

@@ -32,7 +32,7 @@ pub enum Target {
 /// Maximum length of a path, with its NUL.
 const MAX_PATH: usize = 1024;
 
-/// The kind of target, and the path of a file.
+/// The kind of target, and the path if it is a file.
 struct Settings(UnsafeCell<(Kind, [u8; MAX_PATH])>);
 
 enum Kind {
@@ -87,9 +87,10 @@ enum ParsedTarget<'a> {
     File(&'a [u8]),
 }
 
-/// Parses words that are separated by commas: `1` or `stderr`, `syslog`, or a path; `2` or `all`
-/// for all errors; `connections` for what connections are made, with the time; `time`. Returns
-/// `None` if nothing is to be logged, and fails with the first word that is invalid.
+/// Parses words that are separated by commas. Targets: `stderr` (the default), `syslog`, or an
+/// absolute path. `1` is the default level; `2` or `all` adds expected errors; `connections` adds
+/// connections that are made, and the time; `time` adds the time. Returns the level and the target,
+/// or `None` if nothing is to be logged. Fails with the first word that is invalid.
 fn parse(value: &[u8]) -> Result<Option<(u8, ParsedTarget<'_>)>, &[u8]> {
     let (mut level, mut target) = (FAILURES, ParsedTarget::Stderr);
     if matches!(value, b"" | b"0") {
@@ -121,7 +122,7 @@ pub fn is_verbose() -> bool {
     LEVEL.load(Ordering::Relaxed) & ALL != 0
 }
 
-/// Returns whether connections that are made are logged, too.
+/// Returns whether events of connections that report no failure are logged, too.
 #[inline]
 pub fn shows_connections() -> bool {
     LEVEL.load(Ordering::Relaxed) & CONNECTIONS != 0
@@ -135,7 +136,7 @@ pub fn shows_time() -> bool {
 /// Returns the destination of log lines. The caller has checked that logging is on.
 pub fn target() -> Target {
     LEVEL.load(Ordering::Acquire);
-    // SAFETY: logging is on, so the settings are not written any more.
+    // SAFETY: logging is on, so the settings are never written again.
     let settings = unsafe { &*SETTINGS.0.get() };
     match settings.0 {
         Kind::Stderr => Target::Stderr,

@@ -1,6 +1,6 @@
-//! Allocation that fails with `ENOMEM`: on the heap of Rust, where the standard library would abort
-//! the program, in lists that need none while they are short, and from malloc(3) what the program
-//! frees with free(3).
+//! Allocation that fails with `ENOMEM` where the standard library would abort the program: on
+//! Rust's heap, in lists that allocate only when they are long, and with malloc(3) for memory that
+//! the program frees with free(3).
 
 use std::alloc::{GlobalAlloc, Layout, System, alloc, dealloc};
 use std::cell::Cell;
@@ -71,7 +71,7 @@ pub fn try_arc<T>(value: T) -> Result<Arc<T>> {
     PROMISED.set(Some((memory, layout)));
     let arc = Arc::new(value);
     if let Some((memory, layout)) = PROMISED.take() {
-        // SAFETY: from `alloc` with this layout.
+        // SAFETY: `memory` is from `alloc` with this layout, and `Arc::new` has not taken it.
         unsafe { dealloc(memory, layout) };
     }
     Ok(arc)
@@ -91,22 +91,24 @@ unsafe impl GlobalAlloc for Allocator {
             PROMISED.set(None);
             return memory;
         }
-        // SAFETY: the contract of GlobalAlloc: guaranteed by the caller.
+        // SAFETY: the size of the layout is not 0: guaranteed by the caller (GlobalAlloc).
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the contract of GlobalAlloc: guaranteed by the caller.
+        // SAFETY: `memory` is from this allocator, with this layout: guaranteed by the caller
+        // (GlobalAlloc).
         unsafe { System.dealloc(memory, layout) };
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the contract of GlobalAlloc: guaranteed by the caller.
+        // SAFETY: the size of the layout is not 0: guaranteed by the caller (GlobalAlloc).
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the contract of GlobalAlloc: guaranteed by the caller.
+        // SAFETY: `memory` is from this allocator, with this layout: guaranteed by the caller
+        // (GlobalAlloc).
         unsafe { System.realloc(memory, layout, size) }
     }
 }
@@ -157,7 +159,7 @@ impl CBytes {
 
 impl Drop for CBytes {
     fn drop(&mut self) {
-        // SAFETY: from malloc(), and freed once: into_raw() prevents the drop.
+        // SAFETY: from malloc(), and freed only here: into_raw() prevents the drop.
         unsafe { libc::free(self.ptr.as_ptr().cast()) }
     }
 }
@@ -172,7 +174,7 @@ pub struct CName(CBytes);
 impl CName {
     /// Returns a copy of `name`.
     pub fn copy(name: &CStr) -> Result<CName> {
-        // A C string has its terminator at least.
+        // Never `None`: a C string has at least its terminator.
         CBytes::copy(name.to_bytes_with_nul())?.map(CName).ok_or(Errno::EINVAL)
     }
 
@@ -238,7 +240,7 @@ mod tests {
         assert_eq!(bytes.as_slice(), [1, 2, 3]);
         let (ptr, len) = CBytes::into_raw(Some(bytes));
         assert_eq!(len, 3);
-        // SAFETY: `into_raw` has returned it.
+        // SAFETY: `ptr` was returned by `into_raw` with this length.
         unsafe {
             assert_eq!(*ptr.cast::<[u8; 3]>(), [1, 2, 3]);
             libc::free(ptr);
@@ -259,7 +261,7 @@ mod tests {
 
     #[test]
     fn out_of_memory_is_an_error() {
-        // Otherwise the optimizer may assume that an unused allocation succeeds.
+        // `black_box`: the optimizer may otherwise assume that an unused allocation succeeds.
         // SAFETY: the allocation fails, so there is no memory to free.
         let result = std::hint::black_box(unsafe { zeroed::<[u8; 1 << 60]>() });
         assert_eq!(result.err(), Some(Errno::ENOMEM));

@@ -1,31 +1,32 @@
 //! What ends a call that sleeps: cancellation and signals.
 //!
 //! pthread_cancel(3) may end a thread in the middle of a call. The C library unwinds the thread's
-//! stack from the system call in which it sleeps, without running destructors: what has to be
-//! undone must be registered first, with [`with_cleanup`]. Memory that the call has allocated may
-//! leak.
+//! stack from the system call in which it sleeps, without running destructors: cleanup must be
+//! registered first, with [`with_cleanup`]. Memory that the call has allocated may leak.
 //!
-//! A thread never ends while it holds a lock or is in the middle of a change: it runs with
-//! cancellation disabled ([`in_call`], [`disabled`]) wherever it calls what may contain a
-//! cancellation point. The program's setting is in force in [`sleep`] only: around system calls
-//! that wait, which are made without a lock. rclose(3) and rshutdown(3) disable it even there
-//! ([`never`]), because they could not be repeated.
+//! A thread never ends while it holds a lock or is in the middle of a change: cancellation is
+//! disabled ([`in_call`], [`disabled`]) around all code that may contain a cancellation point. The
+//! program's setting is in force in [`sleep`] only: around system calls that wait, which are made
+//! without a lock. rclose(3) and rshutdown(3) disable cancellation even there ([`never`]), because
+//! they could not be repeated.
 //!
-//! All of a call for an rsocket is within [`in_call`]. The calls that each rdma_cm_id needs are
-//! not: their commands to the kernel are direct system calls, which are no cancellation points, and
-//! what else they call is within [`in_call`] or [`disabled`] where it is called.
+//! A call for an rsocket runs within [`in_call`], except for the fast paths below. The calls that
+//! each rdma_cm_id needs do not: their commands to the kernel are direct system calls, which are no
+//! cancellation points, and the other functions that they call run within [`in_call`] or
+//! [`disabled`].
 //!
-//! A call that may wait is a cancellation point even if it need not ([`in_waiting_call`]), as the
-//! system call that it stands for: otherwise a thread that only sends would never end.
+//! A call that may wait is a cancellation point even if it need not wait ([`in_waiting_call`]),
+//! like the system call that it replaces: otherwise a thread that only sends could not be
+//! cancelled.
 //!
-//! The usual rsend, rrecv and rpoll, which find what they need, do not pass through [`in_call`],
-//! nor do an rrecv, and an rpoll of one stream, that have found nothing and sleep. They make only
-//! the system calls of libibverbs, with cancellation disabled ([`disabled`]): write(2), which
-//! notifies software devices of work, is a cancellation point.
+//! The fast paths of rsend, rrecv and rpoll do not pass through [`in_call`]. This includes an
+//! rrecv, and an rpoll of one stream, that find nothing and sleep. The fast paths make only the
+//! system calls of libibverbs, with cancellation disabled ([`disabled`]): write(2), which notifies
+//! software devices of work, is a cancellation point.
 //!
 //! recv(2) and similar calls continue after a signal whose handler was installed with SA_RESTART,
-//! and fail with EINTR after any other. A call that sleeps in poll(2) is interrupted by both kinds,
-//! and the kernel does not say which one it was ([`ask_for_restart`]).
+//! and fail with EINTR after any other signal. A call that sleeps in poll(2) is interrupted in both
+//! cases, and the kernel does not say which case it was ([`ask_for_restart`]).
 
 use std::ffi::{CStr, c_int};
 use std::mem::zeroed;
@@ -43,8 +44,9 @@ unsafe extern "C" {
     fn pthread_testcancel();
 }
 
-/// The word of the thread. 0: the program's setting is in force. In a call, which runs with
-/// cancellation disabled, 1 more than the setting while it sleeps.
+/// Value of the thread's [`Word::Cancel`] if the program's cancelability state is in force. In a
+/// call, which runs with cancellation disabled, the word is 1 plus the state that [`sleep`] puts in
+/// force.
 const OUTSIDE: usize = 0;
 
 const fn in_call_with(state: c_int) -> usize {
@@ -63,7 +65,7 @@ pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// As [`in_call`], for a call that may wait: the thread ends here if it was cancelled before.
+/// Like [`in_call`], for a call that may wait: the thread ends here if it was cancelled before.
 pub fn in_waiting_call<T>(call: impl FnOnce() -> T) -> T {
     test();
     in_call(call)
@@ -72,12 +74,13 @@ pub fn in_waiting_call<T>(call: impl FnOnce() -> T) -> T {
 /// Ends the thread if it was cancelled before. The program's call has done nothing or everything at
 /// this point.
 pub fn test() {
-    // The thread is marked, and a handler of the cancellation may make calls.
-    // SAFETY: there is nothing to undo.
+    // Without the mark, because handlers of the cancellation may make calls.
+    // SAFETY: pthread_testcancel() has no preconditions, and there is nothing to undo if the thread
+    // ends.
     mark::asleep(|| unsafe { pthread_testcancel() });
 }
 
-/// As [`in_call`], for calls that must not be cancelled while they sleep, either.
+/// Like [`in_call`], for calls that must not be cancelled even while they sleep.
 pub fn never<T>(call: impl FnOnce() -> T) -> T {
     disabled(|| with_word(in_call_with(DISABLE), call))
 }
@@ -92,8 +95,8 @@ fn with_word<T>(word: usize, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs a system call that waits. The thread holds no lock, and may be cancelled if the program has
-/// not disabled that.
+/// Runs a system call that waits. The thread must hold no lock: it may be cancelled, unless the
+/// program has disabled cancellation.
 #[inline]
 pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
     let word = read(Word::Cancel);
@@ -109,37 +112,38 @@ pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
         disable();
         result
     };
-    // Calls of a signal handler are not within this one, and it may leave the sleep by siglongjmp(3).
+    // While it sleeps, the thread is outside of the call: signal handlers may make calls, and may
+    // leave the sleep by siglongjmp(3).
     with_word(OUTSIDE, || mark::asleep(with_setting))
 }
 
 /// Returns whether a thread that is cancelled in a [`sleep`] may lose what its system call has just
-/// taken, for example an event: with glibc before 2.41, which ends a thread at a cancellation point
-/// even if the system call has returned (glibc's bug 12683). Such a call has to be made after a wait
-/// that takes nothing. Not if the program has disabled cancellation.
+/// taken, for example an event. glibc before 2.41 ends a thread at a cancellation point even if the
+/// system call has returned (glibc's bug 12683): such a call must be made after a wait that takes
+/// nothing. False if the program has disabled cancellation.
 pub fn may_lose() -> bool {
     static IS_OLD: OnceBool = OnceBool::new();
     read(Word::Cancel) != in_call_with(DISABLE) && IS_OLD.get_or_init(|| !ends_only_waits(c_library_version()))
 }
 
-/// Returns whether the C library of this version ends threads only while they wait.
+/// Returns whether glibc of this version ends threads at a cancellation point only while they wait.
 fn ends_only_waits(version: &str) -> bool {
     let mut numbers = version.split('.').map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (2, 41)
 }
 
 fn c_library_version() -> &'static str {
-    // SAFETY: a constant string of the C library.
+    // SAFETY: the function returns a constant C string.
     unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) }.to_str().unwrap_or_default()
 }
 
-/// Runs code that does not sleep but contains a cancellation point.
+/// Runs code that does not sleep but contains a cancellation point, with cancellation disabled.
 #[inline]
 pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
     if read(Word::Cancel) == OUTSIDE { disabled_outside(call) } else { call() }
 }
 
-/// As [`disabled`], where the call is not within [`in_call`].
+/// Like [`disabled`], for code that is known not to be within [`in_call`].
 #[expect(clippy::inline_always, reason = "see rsocket::calls")]
 #[inline(always)]
 pub fn disabled_outside<T>(call: impl FnOnce() -> T) -> T {
@@ -149,12 +153,13 @@ pub fn disabled_outside<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// As [`sleep`], for a system call that is not a cancellation point: the thread may end at any
-/// instruction of `call`.
+/// Like [`sleep`], for a system call that is not a cancellation point. Cancellation is
+/// asynchronous: the thread may end at any instruction of `call`.
 #[inline]
 pub fn sleep_anywhere<T>(call: impl FnOnce() -> T) -> T {
-    // In this order: with a cancellation pending, pthread_setcancelstate(3) of some C libraries
-    // makes pthread_join(3) miss that the thread was cancelled.
+    // Restore the state first, then set the type: in the other order, with a cancellation pending,
+    // pthread_setcancelstate(3) of some C libraries makes pthread_join(3) miss that the thread was
+    // cancelled.
     sleep(|| {
         let before = set_type(ASYNCHRONOUS);
         let result = call();
@@ -167,16 +172,17 @@ pub fn sleep_anywhere<T>(call: impl FnOnce() -> T) -> T {
 /// Language runtimes handle them, so their handlers are ignored here.
 const FAULTS: [c_int; 6] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS];
 
-/// Returns whether a call that a signal has interrupted continues, which is the case if every
-/// handler has SA_RESTART: a handler that is meant to end a wait must end it. Makes one system call
-/// for each signal.
+/// Returns whether a call that a signal has interrupted continues: only if every handler has
+/// SA_RESTART, because a handler without it is meant to end a wait. Makes one system call for each
+/// signal.
 pub fn ask_for_restart() -> bool {
     (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).filter_map(handler_flags).all(restarts)
 }
 
-/// Returns the flags of a signal's handler, also of one that SA_RESETHAND has removed.
+/// Returns the flags of a signal's handler, or of a handler that SA_RESETHAND has removed; `None`
+/// if there is none.
 fn handler_flags(signal: c_int) -> Option<c_int> {
-    // SAFETY: all zeros are a valid value.
+    // SAFETY: all zeros are a valid sigaction.
     let mut action: libc::sigaction = unsafe { zeroed() };
     // SAFETY: only reads the action, into a live structure. Fails for the signals that the C
     // library keeps for itself.

@@ -19,7 +19,8 @@ use crate::os::library_fds::OwnFd;
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// Returns the deadline `timeout` milliseconds from now, as for poll(2): never if negative.
+    /// Returns the deadline `timeout` milliseconds from now; never for a negative value, as for
+    /// poll(2).
     pub fn after_ms(timeout: c_int) -> Deadline {
         Deadline::after(u64::try_from(timeout).ok().map(Duration::from_millis))
     }
@@ -30,7 +31,8 @@ impl Deadline {
         Deadline(time.and_then(|time| Instant::now().checked_add(time)))
     }
 
-    /// Returns the time left; `None` for a deadline that never comes.
+    /// Returns the time left, zero if the deadline has passed; `None` for a deadline that never
+    /// comes.
     pub fn left(&self) -> Option<Duration> {
         self.0.map(|end| end.saturating_duration_since(Instant::now()))
     }
@@ -51,25 +53,25 @@ impl Deadline {
 pub struct EventFd(OwnFd);
 
 impl EventFd {
-    /// Creates one that is not readable.
+    /// Creates an eventfd that is not readable.
     pub fn new() -> Result<EventFd> {
         // SAFETY: plain system call.
         OwnFd::new(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }).map(EventFd)
     }
 
-    /// Makes it readable. A failure does not matter: an eventfd whose counter is full is readable,
-    /// too.
+    /// Makes the eventfd readable. A failure does not matter: an eventfd whose counter is full is
+    /// readable, too.
     pub fn raise(&self) {
         let one = 1u64;
         // A direct system call, which is not a cancellation point: locks may be held.
-        // SAFETY: reads 8 bytes.
+        // SAFETY: 8 bytes at `one` are readable.
         unsafe { libc::syscall(libc::SYS_write, self.0.as_raw_fd(), &raw const one, size_of::<u64>()) };
     }
 
-    /// Makes it unreadable.
+    /// Makes the eventfd unreadable.
     pub fn clear(&self) {
         let mut count = 0u64;
-        // SAFETY: writes 8 bytes.
+        // SAFETY: 8 bytes at `count` are writable.
         unsafe { libc::syscall(libc::SYS_read, self.0.as_raw_fd(), &raw mut count, size_of::<u64>()) };
     }
 }
@@ -80,19 +82,20 @@ impl AsRawFd for EventFd {
     }
 }
 
-/// poll(2) with a resolution of nanoseconds. A cancellation point unless the timeout is zero.
+/// poll(2) with a resolution of nanoseconds; `None` waits without limit. Returns the number of
+/// ready descriptors. A cancellation point unless the timeout is zero.
 pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
     let waits = timeout != Some(Duration::ZERO);
     let timeout = timeout.map(timespec);
     let time = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: the slice is readable and writable, the time-out readable or NULL; the signal mask is
+    // SAFETY: the slice is readable and writable, `time` is readable or NULL; the signal mask is
     // not changed.
     let mut poll = || unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, ptr::null()) };
     let ready = if waits { cancel::sleep(poll) } else { poll() };
     usize::try_from(ready).map_err(|_| Errno::last())
 }
 
-/// An epoll of the kernel.
+/// An epoll instance of the kernel.
 #[derive(Debug)]
 pub struct KernelEpoll(OwnFd);
 
@@ -104,7 +107,7 @@ impl KernelEpoll {
         OwnFd::new(unsafe { libc::syscall(libc::SYS_epoll_create1, flags) } as c_int).map(KernelEpoll)
     }
 
-    /// Forgets a descriptor that the program has closed.
+    /// Drops a descriptor that the program has closed, without closing it.
     pub fn forget(self) {
         self.0.forget();
     }
@@ -118,12 +121,12 @@ impl KernelEpoll {
     pub fn control(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<()> {
         let mut event = event;
         let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        // SAFETY: the event is readable or NULL.
+        // SAFETY: `event` is readable or NULL.
         let done = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), op, fd, event) };
         if done == 0 { Ok(()) } else { Err(Errno::last()) }
     }
 
-    /// epoll_wait(2). Returns how many events were written to the front of `events`. A cancellation
+    /// epoll_wait(2). Returns the number of events written to the front of `events`. A cancellation
     /// point unless the timeout is zero.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: Option<Duration>) -> Result<usize> {
         let room = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
@@ -135,10 +138,11 @@ impl KernelEpoll {
     }
 }
 
-/// Adds to an epoll of the program a number that librspreload is changing: by the kernel's call,
-/// because librspreload's epoll_ctl would wait for the change.
+/// Adds `fd` to `epfd`, an epoll instance of the program, while librspreload changes the socket
+/// behind `fd`. Makes the system call itself, because librspreload's epoll_ctl would wait for the
+/// end of this change.
 pub fn add_programs_number(epfd: RawFd, fd: RawFd, mut event: epoll_event) -> Result<()> {
-    // SAFETY: the event is this function's own.
+    // SAFETY: `event` is a live structure.
     let result = unsafe { libc::syscall(libc::SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
     if result == 0 { Ok(()) } else { Err(Errno::last()) }
 }
@@ -149,7 +153,7 @@ impl AsRawFd for KernelEpoll {
     }
 }
 
-/// fcntl(2) with a command about flags.
+/// fcntl(2) with a command that gets or sets flags. Returns the result of the system call.
 pub fn fcntl(fd: RawFd, command: c_int, argument: c_int) -> Result<c_int> {
     debug_assert!(matches!(command, libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD));
     // SAFETY: a command without a pointer.
@@ -190,12 +194,12 @@ pub fn spin() {
     }
 }
 
-/// Returns the number of descriptors that the process may have (RLIMIT_NOFILE).
+/// Returns the soft limit on the number of descriptors (RLIMIT_NOFILE).
 pub fn descriptor_limit() -> usize {
     usize::try_from(descriptor_limits().rlim_cur).unwrap_or(usize::MAX)
 }
 
-/// Returns the soft and the hard limit on the number of descriptors.
+/// Returns the soft and the hard limit on the number of descriptors; no limits if they are unknown.
 pub fn descriptor_limits() -> libc::rlimit {
     let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     base::raised_limit::limits().unwrap_or(none)
@@ -228,7 +232,7 @@ pub fn poll_time(deadline: Option<Instant>) -> c_int {
     millis(deadline.map(|deadline| left(deadline).unwrap_or(Duration::ZERO)))
 }
 
-/// As [`poll_time`], for a duration.
+/// Returns a duration in milliseconds for poll(2), rounded up; -1 (no timeout) for `None`.
 pub fn millis(time: Option<Duration>) -> c_int {
     time.map_or(-1, |time| c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX))
 }

@@ -1,17 +1,18 @@
-//! What fork() does to the library: its handlers, one registration with the C library in which each
-//! layer has its slot, and the process that an object belongs to. A child has copies of its
-//! parent's objects, whose devices, connections and locks are the parent's.
+//! fork(): the library's fork handlers, and the process to which an object belongs. Each layer of
+//! the library has a slot for its handlers, and there is one registration with the C library for
+//! all. A child has copies of its parent's objects, but the devices, connections and locks in them
+//! are the parent's.
 //!
 //! The order of the handlers does not depend on which layer registers first: before the fork from
 //! the upper layer to the lower one, as the layers' locks nest; afterwards from the lower layer to
-//! the upper one. In the child the number of forks changes before any handler runs.
+//! the upper one. In the child, `GENERATION` changes before any handler runs.
 //!
-//! The registration is made when the library is loaded (`rsocket/process.rs`): later, a fork() in
-//! another thread could come first. In a program that is linked with the static library,
-//! constructors of the program may run before the library's: calls that they make register the
-//! handlers of their layer themselves. A fork() in another thread may see them registered only
-//! after it began. The handlers allow for that: none of them waits for another thread, which the
-//! child of a fork() may not have.
+//! The registration is made when the library is loaded (`rsocket/process.rs`): if it were made
+//! later, a fork() in another thread could come first. In a program that is linked with the static
+//! library, the program's constructors may run before the library's: a call in such a constructor
+//! registers the handlers of its layer itself. A fork() that another thread has begun before may
+//! then run only the handlers of its later steps. The handlers allow for this: none of them waits
+//! for another thread, which the child of a fork() may not have.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -35,13 +36,13 @@ pub struct Handlers {
 pub enum Layer {
     /// The connection manager.
     Cm,
-    /// Rsockets, which are built on it.
+    /// Rsockets, which are built on the connection manager.
     Rsocket,
 }
 
 const LAYERS: usize = 2;
 
-/// The handlers of each [`Layer`], NULL until it registers.
+/// The handlers of each [`Layer`]; NULL until the layer registers them.
 struct Slots([AtomicPtr<Handlers>; LAYERS]);
 
 static HANDLERS: Slots = Slots::new();
@@ -59,7 +60,7 @@ impl Slots {
     }
 
     fn registered(&self) -> impl DoubleEndedIterator<Item = &'static Handlers> {
-        // SAFETY: NULL, or handlers with a static lifetime.
+        // SAFETY: each slot is NULL, or points to handlers with a static lifetime.
         self.0.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
     }
 
@@ -77,14 +78,14 @@ impl Slots {
     }
 }
 
-/// Errno of the registration with the C library, 0 once a thread has begun it.
+/// Errno of the registration with the C library; 0 while it is being made, and after success.
 static REGISTERED: AtomicI32 = AtomicI32::new(NOT_YET);
 
 /// Value of [`REGISTERED`] before the first registration.
 const NOT_YET: i32 = -1;
 
-/// Has `handlers` called around every fork() from now on; has no effect when repeated. Fails with
-/// ENOMEM if the C library has no memory for handlers.
+/// Registers the handlers of a layer, which are called around every fork() from now on. Has no
+/// effect when repeated. Fails with ENOMEM if the C library has no memory for handlers.
 pub fn register(layer: Layer, handlers: &'static Handlers) -> Result<()> {
     HANDLERS.fill(layer, handlers);
     let result = match REGISTERED.compare_exchange(NOT_YET, 0, Ordering::Relaxed, Ordering::Relaxed) {
@@ -95,25 +96,25 @@ pub fn register(layer: Layer, handlers: &'static Handlers) -> Result<()> {
 }
 
 fn register_with_libc() -> i32 {
-    // SAFETY: functions that live as long as the library, which is never unloaded (-z nodelete).
+    // SAFETY: the functions live as long as the library, which is never unloaded (-z nodelete).
     let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     REGISTERED.store(result, Ordering::Relaxed);
     result
 }
 
-/// Called before a fork.
+/// Runs the handlers before a fork.
 pub extern "C" fn before() {
     mark::begin_fork();
     HANDLERS.before();
 }
 
-/// Called after a fork, in the parent.
+/// Runs the handlers after a fork, in the parent.
 pub extern "C" fn in_parent() {
     HANDLERS.in_parent();
     mark::end_fork();
 }
 
-/// Called after a fork, in the child.
+/// Runs the handlers after a fork, in the child.
 pub extern "C" fn in_child() {
     HANDLERS.in_child();
     mark::end_fork();
@@ -127,10 +128,10 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 pub struct Owner(u32);
 
 impl Owner {
-    /// The process that loaded the library, for values that exist before any call.
+    /// The process that loaded the library, for constant initial values.
     pub const FIRST_PROCESS: Owner = Owner(0);
 
-    /// Returns the mark of this process.
+    /// Returns this process.
     #[inline]
     pub fn this_process() -> Owner {
         Owner(GENERATION.load(Ordering::Relaxed))
@@ -142,7 +143,7 @@ impl Owner {
         self.0
     }
 
-    /// Returns whether the mark is that of this process, which has not forked since.
+    /// Returns whether the owner is this process: false in a child that was forked later.
     #[inline]
     pub fn is_this_process(self) -> bool {
         self == Owner::this_process()
@@ -157,12 +158,12 @@ impl Owner {
 }
 
 /// The owner of an object that a child may take over. A thread that finds this process as the owner
-/// sees what was done before [`take_over`](AtomicOwner::take_over).
+/// sees everything that was written before [`take_over`](AtomicOwner::take_over).
 #[derive(Debug)]
 pub struct AtomicOwner(AtomicU32);
 
 impl AtomicOwner {
-    /// Returns the mark of this process.
+    /// Returns this process.
     pub fn this_process() -> AtomicOwner {
         AtomicOwner(AtomicU32::new(Owner::this_process().0))
     }
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(HANDLERS.registered().count(), LAYERS);
     }
 
-    /// The upper layer registers first, as a program that starts with rsockets has it.
+    /// The upper layer registers first, as in a program that uses rsockets first.
     #[test]
     fn order_is_that_of_the_layers() {
         static CALLED: Mutex<Vec<&str>> = Mutex::new(Vec::new());

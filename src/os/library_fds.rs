@@ -1,10 +1,10 @@
 //! The descriptors that the library has opened for itself.
 //!
-//! A program under librspreload.so does not know of them, and may close every number there is. The
-//! preload library asks whether a descriptor is the library's before it closes one that is not one
-//! of its sockets (`rgetsockopt` with the level in `abi/base`); descriptors marked here stay
-//! open. Other programs can only use small numbers, as for select(2): on the preload library's
-//! request (`rsetsockopt`, the same level) the library moves its descriptors above a limit.
+//! A program under librspreload.so does not know of these descriptors, and may close every
+//! descriptor number. Before librspreload closes a descriptor that is none of its sockets, it asks
+//! whether the descriptor is marked here (`rgetsockopt`, [`base::private`]); marked descriptors
+//! stay open. Some programs can only use small numbers, for example with select(2): at the request
+//! of librspreload (`rsetsockopt`), the library moves its descriptors above a limit.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -15,21 +15,21 @@ use base::raised_limit::RaisedLimit;
 
 use crate::os::event;
 
-/// The kernel's usual limit for a process (fs.nr_open). Greater numbers are not marked.
+/// The kernel's usual limit for a process (fs.nr_open). Descriptors with greater numbers are not
+/// marked.
 const MAX_FDS: usize = 1 << 20;
 
-/// One bit for each descriptor, changed by the thread that opens or closes it: the kernel orders
-/// these, so no lock is needed.
+/// One bit for each descriptor, changed only by the thread that opens or closes the descriptor. No
+/// lock is needed, because the kernel hands out a number again only after it was closed.
 static MARKS: [AtomicU64; MAX_FDS / 64] = [const { AtomicU64::new(0) }; MAX_FDS / 64];
 
-/// Returns the word and the bit of a descriptor.
+/// Returns the word and the bit of a descriptor; `None` if its number is out of range.
 fn mark_of(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
     Some((MARKS.get(fd / 64)?, 1 << (fd % 64)))
 }
 
-/// Returns the marks for the preload library, which looks at them whenever the program closes a
-/// number.
+/// Returns the marks for librspreload, which checks them whenever the program closes a descriptor.
 pub fn marks() -> base::private::Marks {
     base::private::Marks { words: MARKS.as_ptr(), count: MARKS.len() }
 }
@@ -45,8 +45,8 @@ pub fn reserve_low_fds() {
     }
 }
 
-/// Marks a new descriptor of the library, and moves it above the numbers that are reserved for the
-/// program. Returns its number.
+/// Moves a new descriptor of the library above the numbers that are reserved for the program, if
+/// possible, and marks it. Returns its number.
 pub fn relocate_fd(fd: RawFd) -> RawFd {
     let floor = FLOOR.load(Ordering::Relaxed);
     let moved = if fd < floor { duplicate_from(fd, floor) } else { -1 };
@@ -55,33 +55,33 @@ pub fn relocate_fd(fd: RawFd) -> RawFd {
         return fd;
     }
     mark(moved);
-    // SAFETY: a descriptor of the library that nobody else knows yet.
+    // SAFETY: `fd` is a new descriptor of the library that is used nowhere else.
     unsafe { libc::close(fd) };
     moved
 }
 
-/// Duplicates a descriptor. Returns a number from `floor` on, or -1 if none is free there. For a
-/// number beyond the soft limit the limit is raised for a moment.
+/// Duplicates a descriptor. Returns a number of at least `floor`, or -1 if none is free there. The
+/// soft limit is raised for a moment if `floor` is beyond it.
 fn duplicate_from(fd: RawFd, floor: RawFd) -> RawFd {
     // SAFETY: no pointers.
     let duplicate = || unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };
     let limit = event::descriptor_limits();
-    // Another thread may have raised it, and restores it.
+    // Another thread may have raised the soft limit. That thread restores it.
     if limit.rlim_cur > floor as libc::rlim_t || limit.rlim_max <= floor as libc::rlim_t {
         return duplicate();
     }
     RAISED.during(duplicate)
 }
 
-/// Of this library.
+/// The raised soft limit of this library.
 static RAISED: RaisedLimit = RaisedLimit::new();
 
-/// In a child of fork().
+/// Restores a raised soft limit in a child of fork().
 pub fn in_child() {
     RAISED.in_child();
 }
 
-/// As [`relocate_fd`], for a descriptor in a structure.
+/// Calls [`relocate_fd`] for a descriptor in a structure, and stores the new number there.
 ///
 /// # Safety
 /// `fd` is valid for reads and writes.
@@ -104,7 +104,8 @@ pub fn unmark(fd: RawFd) {
     }
 }
 
-/// Returns whether the library has opened the descriptor and not closed it.
+/// Returns whether the library has opened the descriptor and not closed it. Removes the mark of a
+/// number that now belongs to a file of the program.
 pub fn is_own(fd: RawFd) -> bool {
     if mark_of(fd).is_none_or(|(word, bit)| word.load(Ordering::Relaxed) & bit == 0) {
         return false;
@@ -120,7 +121,7 @@ pub fn is_own(fd: RawFd) -> bool {
 /// rsockets. 0: there is none.
 static TABLE_INODE: AtomicU64 = AtomicU64::new(0);
 
-/// Sets the descriptor of the memory file of the table of rsockets.
+/// Sets `TABLE_INODE` to the inode of `fd`, the memory file of the table of rsockets.
 pub fn set_table(fd: RawFd) {
     TABLE_INODE.store(status(fd).map_or(0, |status| status.st_ino), Ordering::Relaxed);
 }
@@ -133,9 +134,9 @@ fn status(fd: RawFd) -> Option<libc::stat> {
     (result == 0).then(|| unsafe { status.assume_init() })
 }
 
-/// Returns whether it is of a kind that the library never opens for long. The library's descriptor
-/// was then closed by a call that is not intercepted, such as close_range(2) in a child, and the
-/// number was reused.
+/// Returns whether the file behind `fd` is of a kind that the library never keeps open. Then the
+/// library's descriptor was closed by a call that is not intercepted, such as close_range(2) in a
+/// child, and the number was reused.
 fn is_file_or_pipe(fd: RawFd) -> bool {
     let Some(status) = status(fd) else { return false };
     match status.st_mode & libc::S_IFMT {
@@ -145,15 +146,15 @@ fn is_file_or_pipe(fd: RawFd) -> bool {
     }
 }
 
-/// Closes a descriptor that is kept as a number.
+/// Closes a descriptor of the library and removes its mark.
 pub fn close(fd: RawFd) {
     unmark(fd);
-    // SAFETY: the descriptor is the caller's.
+    // SAFETY: the descriptor belongs to the caller.
     unsafe { libc::close(fd) };
 }
 
-/// Replaces the file behind `fd`, which keeps its flags and mark. Makes the system call itself:
-/// librspreload.so interposes the C library's function.
+/// Makes `fd` refer to the file of `new`, and keeps the flags and the mark of `fd`. Makes the
+/// system call itself: librspreload.so interposes the C library's function.
 pub fn replace(fd: RawFd, new: impl AsRawFd) -> crate::errno::Result<()> {
     let flags = event::fcntl(fd, libc::F_GETFL, 0)?;
     event::fcntl(new.as_raw_fd(), libc::F_SETFL, flags)?;
@@ -192,13 +193,14 @@ pub fn cookie(fd: RawFd) -> Option<u64> {
     (got == 0).then_some(cookie)
 }
 
-/// A descriptor of the library, marked while it is open. The program may have closed it, in a child
-/// for example: not an `OwnedFd`, which aborts then.
+/// A descriptor of the library, marked while it is open. Not an `OwnedFd`, which aborts if the
+/// program has closed the descriptor, for example in a child.
 #[derive(Debug)]
 pub struct OwnFd(RawFd);
 
 impl OwnFd {
-    /// Takes the result of a system call that opens a descriptor.
+    /// Takes the result of a system call that opens a descriptor. Fails with `errno` if it is
+    /// negative.
     pub fn new(result: RawFd) -> crate::errno::Result<OwnFd> {
         if result < 0 {
             return Err(crate::errno::Errno::last());
@@ -216,7 +218,7 @@ impl OwnFd {
     /// Takes over a descriptor without changing its number.
     ///
     /// # Safety
-    /// An open descriptor that nobody else closes.
+    /// `fd` is an open descriptor that nothing else closes.
     pub unsafe fn adopt(fd: RawFd) -> OwnFd {
         mark(fd);
         OwnFd(fd)
@@ -228,7 +230,7 @@ impl OwnFd {
     }
 
     /// Duplicates an open descriptor of the library or the program. Makes the system call itself:
-    /// librspreload.so would take the copy for the program's.
+    /// librspreload.so would treat the copy as a descriptor of the program.
     pub fn duplicate(fd: RawFd) -> crate::errno::Result<OwnFd> {
         // SAFETY: no pointers.
         OwnFd::new(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 3) } as RawFd)
@@ -251,7 +253,7 @@ impl Drop for OwnFd {
 mod tests {
     use super::*;
 
-    /// In a child: the setting cannot be undone.
+    /// Runs in a child, because the setting cannot be undone.
     #[test]
     fn low_numbers_are_left_to_the_program() {
         // SAFETY: the child makes system calls only, and ends.

@@ -1,26 +1,26 @@
-//! The mark of a thread that is in a call of the library, and the words of a thread in which it and
-//! the setting of [cancellation](crate::os::cancel) are.
+//! The mark of a thread that is in a call of the library, and the thread-local words that hold this
+//! mark and the [cancellation](crate::os::cancel) setting.
 //!
 //! A signal handler that has interrupted a call of its thread must not make another one: the call
 //! may hold a lock or be in the middle of a change. So a call marks its thread, and fails with
 //! `EAGAIN` if the thread is marked already. A call that sleeps holds no lock, and the mark is
 //! clear meanwhile ([`asleep`]).
 //!
-//! The mark is the address of a frame of the call. A handler may leave the call by siglongjmp(3):
-//! the thread's next call from that frame or an outer one takes the mark over.
+//! The mark is the address of a frame of the call. A handler may leave the call by siglongjmp(3),
+//! and the mark stays set: the thread's next call from the same frame or an outer one replaces it.
 //!
-//! The words are in the static block of thread-local data. The usual model of a shared library
-//! calls a function for the address of such a word, which costs more than all that a call does with
-//! it. Here the linker knows the distance from the thread pointer.
+//! The words are in the static block of thread-local data. In the usual model of a shared library,
+//! a function returns the address of such a word, which costs more than all that a call does with
+//! it. Here the offset from the thread pointer is determined when the library is loaded.
 
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// The mark of a thread that forks, whose handlers of fork() hold locks.
+/// The mark of a thread that forks, because the library's fork handlers hold locks.
 const FORKS: usize = 1;
 
-/// Exists while a call runs.
+/// The thread's mark, which is set until this is dropped.
 #[derive(Debug)]
 pub struct Mark(Words);
 
@@ -35,7 +35,7 @@ impl Mark {
             return None;
         }
         words.write(Word::Mark, here);
-        // A handler sees the mark before what the call does.
+        // A signal handler sees the mark before any effect of the call.
         compiler_fence(Ordering::SeqCst);
         Some(Mark(words))
     }
@@ -49,21 +49,22 @@ impl Drop for Mark {
     }
 }
 
-/// Before fork(): marks the thread, unless a handler of one of its calls forks.
+/// Marks the thread before fork(), unless it is marked because a handler forks in the middle of a
+/// call.
 pub fn begin_fork() {
     if read(Word::Mark) == 0 {
         write(Word::Mark, FORKS);
     }
 }
 
-/// After fork(), in the parent or the child: what [`begin_fork`] did.
+/// Removes the mark of [`begin_fork`] after fork(), in the parent or the child.
 pub fn end_fork() {
     if read(Word::Mark) == FORKS {
         write(Word::Mark, 0);
     }
 }
 
-/// Runs `call`, which sleeps and holds no lock.
+/// Runs `call`, which sleeps and holds no lock, without the mark.
 #[inline]
 pub fn asleep<T>(call: impl FnOnce() -> T) -> T {
     let words = Words::here();
@@ -74,8 +75,9 @@ pub fn asleep<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Returns whether the frame at the address `mark` does not exist any more: the caller's, at `here`,
-/// is further out on the same stack. A handler on an alternate stack is never further out.
+/// Returns whether the frame at the address `mark` no longer exists, because the caller's frame, at
+/// `here`, is further out on the same stack. On an alternate signal stack this is unknown, and the
+/// mark counts as valid.
 #[cold]
 #[inline(never)]
 fn is_stale(mark: usize, here: usize) -> bool {
@@ -85,10 +87,10 @@ fn is_stale(mark: usize, here: usize) -> bool {
     mark != FORKS && here >= mark && !failed && stack.ss_flags & libc::SS_ONSTACK == 0
 }
 
-/// Names a word.
+/// One of the thread's words.
 #[derive(Clone, Copy)]
 pub(crate) enum Word {
-    /// That of [`Mark`].
+    /// The mark, see [`Mark`]: an address, [`FORKS`], or 0.
     Mark,
     /// The setting of [cancellation](crate::os::cancel).
     Cancel,
@@ -127,7 +129,7 @@ mod words {
         ".popsection",
     );
 
-    /// Stays in its thread: a pointer is neither `Send` nor `Sync`.
+    /// The address of the words. As a pointer is neither `Send` nor `Sync`, it stays in its thread.
     #[derive(Clone, Copy, Debug)]
     pub struct Words(*mut usize);
 
@@ -135,7 +137,7 @@ mod words {
     fn words() -> *mut usize {
         let words: *mut usize;
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: reads the thread pointer, and the distance of the words from it.
+        // SAFETY: only reads the thread pointer, and the offset of the words from it.
         unsafe {
             asm!(
                 "mov {words}, qword ptr fs:[0]",
@@ -145,7 +147,7 @@ mod words {
             );
         }
         #[cfg(target_arch = "aarch64")]
-        // SAFETY: reads the thread pointer, and the distance of the words from it.
+        // SAFETY: only reads the thread pointer, and the offset of the words from it.
         unsafe {
             asm!(
                 "mrs {words}, tpidr_el0",
@@ -248,7 +250,7 @@ mod tests {
         assert!(!is_set() && !interrupt());
     }
 
-    /// A handler leaves the call of an inner frame.
+    /// Leaves the thread marked, like a handler that leaves the call of an inner frame.
     #[inline(never)]
     fn leave_marked() {
         std::mem::forget(Mark::set());

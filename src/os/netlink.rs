@@ -14,9 +14,9 @@ use crate::os::uapi::{
     RDMA_NLDEV_ATTR_CHARDEV_TYPE, RDMA_NLDEV_CMD_GET_CHARDEV,
 };
 
-/// `RDMA_NL_GET_TYPE`: client in bits 10 and up, operation below.
+/// Message type, as of `RDMA_NL_GET_TYPE`: the client in bits 10 and up, the operation below.
 const GET_CHARDEV: u16 = ((RDMA_NL_NLDEV << 10) + RDMA_NLDEV_CMD_GET_CHARDEV) as u16;
-/// The kernel answers within one message of its default size.
+/// Size of the receive buffer: the kernel answers with one message of its default size at most.
 const ANSWER: usize = 4096;
 
 /// A character device, as the kernel reports it.
@@ -26,15 +26,17 @@ pub struct CharDev {
     pub rdev: libc::dev_t,
     /// Version of its command set.
     pub abi: u64,
-    /// Name of the node below /dev, at most 63 bytes.
+    /// Name of the node in /dev/infiniband, at most 63 bytes.
     pub name: [u8; 64],
 }
 
-/// Queries the device of `client` ("rdma_cm"). Kernels before 5.1 do not support the query.
+/// Queries the character device of `client`, such as "rdma_cm". Fails with the kernel's error;
+/// kernels before 5.1 do not support the query.
 pub fn char_device(client: &CStr) -> Result<CharDev> {
     let socket = open()?;
     let request = request(client);
-    // SAFETY: bytes of this length; an unconnected netlink socket sends to the kernel.
+    // SAFETY: `request` is readable for its length; an unconnected netlink socket sends to the
+    // kernel.
     let sent = unsafe { libc::send(socket.as_raw_fd(), request.as_ptr().cast(), request.len(), libc::MSG_NOSIGNAL) };
     if sent < 0 {
         return Err(Errno::last());
@@ -68,7 +70,8 @@ fn request(client: &CStr) -> SmallVec<[u8; 64]> {
     request
 }
 
-/// Parses the answer. Fails with the errno of an error message of the kernel.
+/// Parses the answer. Fails with the errno in an error message of the kernel, and with `EPROTO` if
+/// the answer is invalid.
 pub fn parse_answer(answer: &[u8]) -> Result<CharDev> {
     let message = Messages::new(answer).next().ok_or(Errno::EPROTO)?;
     if c_int::from(message.kind) == NLMSG_ERROR {
@@ -98,7 +101,7 @@ fn number(value: &[u8]) -> Result<u64> {
     value.try_into().map(u64::from_ne_bytes).map_err(|_| Errno::EPROTO)
 }
 
-/// Returns whether a name stays within /dev/infiniband.
+/// Returns a name. Fails with `EPROTO` if it is empty, too long, or not a single path component.
 fn string(value: &[u8]) -> Result<[u8; 64]> {
     let text = value.strip_suffix(b"\0").unwrap_or(value);
     let mut name = [0; 64];
@@ -109,7 +112,8 @@ fn string(value: &[u8]) -> Result<[u8; 64]> {
     Ok(name)
 }
 
-/// `huge_encode_dev` of the kernel: 12 bits of major at bit 8, minor around it.
+/// Decodes a device number from the kernel's `huge_encode_dev`: 12 bits of the major number from
+/// bit 8 on, the minor number in the bits around them.
 fn decode_dev(code: u64) -> libc::dev_t {
     let major = (code >> 8) & 0xfff;
     let minor = (code & 0xff) | ((code >> 12) & 0xf_ff00);

@@ -1,5 +1,5 @@
-//! Hash tables whose keys are numbers that the kernel or the library assigns: nobody chooses them
-//! to collide.
+//! Hash tables whose keys are numbers that the kernel or the library assigns, so that no attacker
+//! can choose keys that collide.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,16 +1,15 @@
-//! Memory for devices to read and write: zeroed, in whole pages, and the limit of locked memory,
-//! which counts what is registered with devices. The child of a fork() sees zeros instead of a
-//! copy.
+//! Memory that devices read and write: whole pages of zeros, which the child of a fork() sees as
+//! zeros instead of a copy. Also the limit of locked memory, against which the kernel counts memory
+//! that is registered with devices.
 //!
-//! There are cleared pages for the next buffer of a stream. Mapping 32 new pages takes a fifth of
-//! the time of a connection's first 64 KB, and clearing used ones a tenth of that.
+//! A few areas ([`AREA`] bytes) of freed buffers are cleared and kept for the next buffers of
+//! streams, and one is prepared while a connection is set up, so that the first data need not wait
+//! for it: mapping 32 new pages takes a fifth of the time of a connection's first 64 KB, and
+//! clearing used pages takes a tenth of that. Kept areas are registered with no device, so they do
+//! not count as locked memory.
 //!
-//! A few areas of freed buffers are kept, and one is prepared while a connection is set up, so that
-//! the first data need not wait for it. The areas are registered with no device, so they do not
-//! count as locked memory.
-//!
-//! There is no lock: buffers are also allocated and freed by signal handlers and in children of
-//! fork(2), in which the areas are mapped, and zeros.
+//! Areas are kept without a lock: buffers are also allocated and freed by signal handlers and in
+//! children of fork(2), in which the kept areas are mapped and contain zeros.
 
 use std::ffi::c_int;
 use std::mem::{ManuallyDrop, zeroed};
@@ -21,7 +20,7 @@ use libc::{c_long, rlimit, stat};
 
 use crate::errno::{Errno, Result};
 
-/// Pages of zeros, to which a device may write.
+/// Pages to which a device may write, zeros at first.
 #[derive(Debug)]
 pub struct Pages {
     start: NonNull<u8>,
@@ -42,14 +41,14 @@ impl Pages {
         Pages::map(len.max(1))
     }
 
-    /// Maps pages for the next receive ring of `len` bytes, if that is the usual size and none are
-    /// kept. Without memory for them, they are mapped when they are needed.
+    /// Prepares an area for the next receive ring of `len` bytes, if the length is that of an area
+    /// and none is kept. Without memory, the pages are mapped when the ring needs them.
     pub fn prepare_ring(len: usize) {
         if len == AREA
             && SPARE.is_empty()
             && let Ok(pages) = Pages::map(len)
         {
-            // The new pages are zeros, which Drop would clear.
+            // Drop would clear the new pages, which are zeros already.
             let pages = ManuallyDrop::new(pages);
             if !SPARE.give(pages.start) {
                 pages.unmap();
@@ -85,7 +84,7 @@ impl Pages {
         self.start
     }
 
-    /// Unmaps the pages although a device may still write to them.
+    /// Unmaps the pages without keeping them, because a device may still write to them.
     pub fn abandon(self) {
         ManuallyDrop::new(self).unmap();
     }
@@ -95,13 +94,13 @@ impl Pages {
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 
-    /// Clears the pages, if they have the size of an area, and keeps them for the next buffer unless
-    /// there are enough. Returns whether they were kept.
+    /// Clears the pages and keeps them for the next buffer, if they have the size of an area and
+    /// there is a free slot. Returns whether they were kept.
     fn keep(&self) -> bool {
         if self.len != AREA || SPARE.is_full() {
             return false;
         }
-        // SAFETY: a mapping of this size, which is not used any more.
+        // SAFETY: the mapping has `AREA` bytes, and is not used any more.
         unsafe { ptr::write_bytes(self.start.as_ptr(), 0, AREA) };
         SPARE.give(self.start)
     }
@@ -118,8 +117,8 @@ impl Drop for Pages {
 /// Orders earlier reads of memory that a device writes before later ones.
 #[inline]
 pub fn device_read_barrier() {
-    // arm64's acquire fence orders reads as other processors see them. Devices are in the outer
-    // shareable domain.
+    // On arm64, an acquire fence orders reads only as other processors see them. Devices are in the
+    // outer shareable domain.
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a barrier changes neither memory nor registers.
     unsafe {
@@ -130,7 +129,8 @@ pub fn device_read_barrier() {
 
 /// Bytes of an area: the size of a full receive ring by default.
 pub const AREA: usize = 1 << 17;
-/// The smallest buffer, in bytes, for which an area is used: that of a first message of 64 KB.
+/// The smallest buffer, in bytes, for which an area is used: the buffer of a first message of 64
+/// KB.
 pub const LEAST: usize = 1 << 16;
 /// Number of areas that are kept.
 const AREAS: usize = 4;
@@ -138,7 +138,7 @@ const AREAS: usize = 4;
 /// The process's areas.
 pub(super) static SPARE: Spare = Spare::new();
 
-/// Cleared areas of freed buffers, for the next ones.
+/// Cleared areas of freed buffers, for the next buffers.
 pub(super) struct Spare([AtomicPtr<u8>; AREAS]);
 
 impl Spare {
@@ -146,13 +146,13 @@ impl Spare {
         Spare([const { AtomicPtr::new(ptr::null_mut()) }; AREAS])
     }
 
-    /// Takes an area of [`AREA`] cleared bytes.
+    /// Takes an area of [`AREA`] cleared bytes; `None` if none is kept.
     pub fn take(&self) -> Option<NonNull<u8>> {
         // Acquire: the thread that gave the area has cleared it.
         self.0.iter().find_map(|slot| NonNull::new(slot.swap(ptr::null_mut(), Ordering::Acquire)))
     }
 
-    /// Keeps an area of [`AREA`] cleared bytes, unless there are enough. Returns whether it was
+    /// Keeps an area of [`AREA`] cleared bytes, unless all slots are in use. Returns whether it was
     /// kept.
     pub fn give(&self, start: NonNull<u8>) -> bool {
         // Release: the area is cleared before another thread takes it.
@@ -162,18 +162,19 @@ impl Spare {
         self.0.iter().any(keep)
     }
 
-    /// Returns whether there is none.
+    /// Returns whether no area is kept.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|slot| slot.load(Ordering::Relaxed).is_null())
     }
 
-    /// Returns whether there are enough.
+    /// Returns whether all slots are in use.
     pub fn is_full(&self) -> bool {
         self.0.iter().all(|slot| !slot.load(Ordering::Relaxed).is_null())
     }
 }
 
-/// `struct __user_cap_header_struct` and two `struct __user_cap_data_struct` of linux/capability.h.
+/// `struct __user_cap_header_struct` of linux/capability.h; [`Capabilities`] is `struct
+/// __user_cap_data_struct`.
 #[repr(C)]
 struct Header {
     version: u32,
@@ -197,7 +198,7 @@ const FIRST_NAMESPACE: libc::ino_t = 0xEFFF_FFFD;
 /// Returns RLIMIT_MEMLOCK in bytes; `None` if there is no limit, or if this thread has
 /// CAP_IPC_LOCK.
 pub fn locked_memory_limit() -> Option<u64> {
-    // SAFETY: writable, and all zeros are a valid value.
+    // SAFETY: `limit` is writable, and all zeros are a valid value.
     let limit = unsafe {
         let mut limit: rlimit = zeroed();
         if libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) != 0 {
@@ -214,14 +215,15 @@ pub fn locked_memory_limit() -> Option<u64> {
 fn is_exempt() -> bool {
     let mut header = Header { version: VERSION_3, pid: 0 };
     let mut sets = [Capabilities { effective: 0, permitted: 0, inheritable: 0 }; 2];
-    // SAFETY: both have the layout of version 3 of the call.
+    // SAFETY: `header` and `sets` have the layout of version 3 of the call.
     let result: c_long = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) };
     result == 0 && sets[0].effective & (1 << CAP_IPC_LOCK) != 0 && is_first_namespace()
 }
 
-/// Kernels without user namespaces have no such file.
+/// Returns whether the process is in the first user namespace. Kernels without user namespaces have
+/// no such file.
 fn is_first_namespace() -> bool {
-    // SAFETY: a C string; the status is writable, and all zeros are a valid value.
+    // SAFETY: the path is a C string; `about` is writable, and all zeros are a valid value.
     unsafe {
         let mut about: stat = zeroed();
         libc::stat(c"/proc/self/ns/user".as_ptr(), &raw mut about) != 0 || about.st_ino == FIRST_NAMESPACE

@@ -1,4 +1,4 @@
-//! Socket addresses of C programs: the length follows from the family and is validated once, here.
+//! Socket addresses of C programs. The length of an address follows from its family.
 
 use std::marker::PhantomData;
 use std::mem::{MaybeUninit, size_of};
@@ -50,7 +50,7 @@ pub struct SockAddr {
     len: u16,
 }
 
-/// An address of a program that is read only where it is needed.
+/// A reference to an address of a program, which is read only when it is needed.
 #[derive(Clone, Copy)]
 pub struct AddrRef<'a> {
     start: NonNull<sockaddr>,
@@ -58,17 +58,18 @@ pub struct AddrRef<'a> {
 }
 
 impl AddrRef<'_> {
-    /// The address behind a pointer; `None` for NULL.
+    /// Returns a reference to an address; `None` for NULL.
     ///
     /// # Safety
-    /// NULL, or an address as long as its family says that is valid as long as the value.
+    /// `addr` is NULL, or points to an address that is complete for its family and outlives the
+    /// result.
     pub unsafe fn from_c(addr: *const sockaddr) -> Option<Self> {
         NonNull::new(addr.cast_mut()).map(|start| AddrRef { start, object: PhantomData })
     }
 
     /// Copies the address. Fails with `EINVAL` if its family is not AF_INET, AF_INET6 or AF_IB.
     pub fn read(self) -> Result<SockAddr> {
-        // SAFETY: as long as its family says, which `from_c` requires.
+        // SAFETY: the address is live and complete for its family, as `from_c` requires.
         unsafe { SockAddr::from_c(self.start) }
     }
 }
@@ -80,8 +81,8 @@ impl SockAddr {
     /// # Safety
     /// `addr` points to an address that is complete for its family.
     pub unsafe fn from_c(addr: NonNull<sockaddr>) -> Result<SockAddr> {
-        // SAFETY: every address starts with its family, guaranteed by the caller; it may be
-        // unaligned.
+        // SAFETY: an address starts with its family, which is readable: guaranteed by the caller.
+        // The address may be unaligned.
         let family = unsafe { (&raw const (*addr.as_ptr()).sa_family).read_unaligned() };
         let len = len_of_family(c_int::from(family)).ok_or(Errno::EINVAL)?;
         let mut storage = zeroed();
@@ -90,14 +91,15 @@ impl SockAddr {
         Ok(SockAddr { storage, len: len as u16 })
     }
 
-    /// Copies an address without its padding. Fails with `EINVAL` as [`from_c`](Self::from_c).
+    /// Copies an address without its padding. Fails with `EINVAL` if its family is not AF_INET,
+    /// AF_INET6 or AF_IB.
     pub fn from_storage(storage: &sockaddr_storage) -> Result<SockAddr> {
         // SAFETY: a sockaddr_storage is longer than the address of any family.
         unsafe { SockAddr::from_c(NonNull::from(storage).cast()) }
     }
 
-    /// Copies the address at the beginning of `bytes`. Fails with `EINVAL` as
-    /// [`from_c`](Self::from_c), and if the address is cut short.
+    /// Copies the address at the beginning of `bytes`. Fails with `EINVAL` if its family is not
+    /// AF_INET, AF_INET6 or AF_IB, and if the address is truncated.
     pub fn from_bytes(bytes: &[u8]) -> Result<SockAddr> {
         let family = bytes.first_chunk().map_or(0, |family| c_int::from(u16::from_ne_bytes(*family)));
         let address = len_of_family(family).and_then(|len| bytes.get(..len)).ok_or(Errno::EINVAL)?;
@@ -106,13 +108,14 @@ impl SockAddr {
         Ok(SockAddr { storage, len: address.len() as u16 })
     }
 
-    /// As [`from_c`](Self::from_c), with `None` for NULL.
+    /// Like [`from_c`](Self::from_c), but returns `None` for NULL.
     ///
     /// # Safety
-    /// As [`from_c`](Self::from_c), or NULL.
+    /// `addr` is NULL, or points to an address that is complete for its family.
     pub unsafe fn from_nullable(addr: *const sockaddr) -> Result<Option<SockAddr>> {
         NonNull::new(addr.cast_mut())
-            // SAFETY: not NULL; otherwise as for `from_c`: guaranteed by the caller.
+            // SAFETY: not NULL, so the address is complete for its family: guaranteed by the
+            // caller.
             .map(|addr| unsafe { SockAddr::from_c(addr) })
             .transpose()
     }
@@ -153,8 +156,8 @@ impl SockAddr {
         SockAddr { storage, len: len as u16 }
     }
 
-    /// Returns the address with which the connection manager reaches it: an IPv4-mapped IPv6 address
-    /// as one of IPv4, others unchanged.
+    /// Returns an IPv4-mapped IPv6 address as an IPv4 address, and others unchanged: the connection
+    /// manager reaches the peer by this address.
     pub fn canonical(&self) -> SockAddr {
         match canonical_inet(&self.storage) {
             Ok(v4 @ SocketAddr::V4(_)) => SockAddr::from_inet(&v4),
@@ -167,7 +170,7 @@ impl SockAddr {
         c_int::from(self.storage.ss_family)
     }
 
-    /// Returns the length in bytes, which is that of the family's structure.
+    /// Returns the length in bytes of the family's structure.
     pub fn len(&self) -> u16 {
         self.len
     }
@@ -184,7 +187,7 @@ impl SockAddr {
 
     /// Returns the bytes of the address.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` ≤ size of the storage, all of it initialised.
+        // SAFETY: `len` is at most the size of the storage, all of which is initialised.
         unsafe { std::slice::from_raw_parts((&raw const self.storage).cast(), usize::from(self.len)) }
     }
 
@@ -203,8 +206,8 @@ impl SockAddr {
 /// AF_IB, 0 for other families.
 pub fn port(storage: &sockaddr_storage) -> u16 {
     let address: *const sockaddr_storage = storage;
-    // SAFETY: the storage is large enough and aligned for each of the three, and any bytes are
-    // valid values of their fields.
+    // SAFETY: the storage is large enough and aligned for each of the three structures, and any
+    // bytes are valid values of their fields.
     unsafe {
         match c_int::from(storage.ss_family) {
             AF_INET => (*address.cast::<sockaddr_in>()).sin_port,
@@ -219,7 +222,7 @@ pub fn port(storage: &sockaddr_storage) -> u16 {
 pub fn inet(storage: &sockaddr_storage) -> Option<SocketAddr> {
     let port = u16::from_be(port(storage));
     let address: *const sockaddr_storage = storage;
-    // SAFETY: as above.
+    // SAFETY: the storage is large enough and aligned for both structures, and any bytes are valid.
     unsafe {
         match c_int::from(storage.ss_family) {
             AF_INET => {
@@ -236,8 +239,8 @@ pub fn inet(storage: &sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-/// Returns an AF_INET or AF_INET6 address, with an IPv4-mapped IPv6 address as one of IPv4. Fails with
-/// `EAFNOSUPPORT` for other families.
+/// Returns an AF_INET or AF_INET6 address; an IPv4-mapped IPv6 address becomes an IPv4 address.
+/// Fails with `EAFNOSUPPORT` for other families.
 pub fn canonical_inet(name: &sockaddr_storage) -> Result<SocketAddr> {
     let full = inet(name).ok_or(Errno::EAFNOSUPPORT)?;
     Ok(match full.ip().to_canonical() {
@@ -255,7 +258,7 @@ pub fn to_sockaddr(domain: c_int, addr: &SocketAddr) -> SockAddr {
     }
 }
 
-/// Returns `ip` with the scope of `like`, which a link-local address needs.
+/// Returns `ip` with `port`, and for a link-local address with the scope of `like`.
 pub fn with_port(ip: IpAddr, port: u16, like: &SocketAddr) -> SocketAddr {
     match (ip, like) {
         (IpAddr::V6(ip), SocketAddr::V6(like)) if ip.is_unicast_link_local() => {
@@ -265,7 +268,7 @@ pub fn with_port(ip: IpAddr, port: u16, like: &SocketAddr) -> SocketAddr {
     }
 }
 
-/// Puts `bytes` at the beginning of a storage.
+/// Copies `bytes` to the beginning of a storage, truncated to its size.
 pub fn overwrite(storage: &mut sockaddr_storage, bytes: &[u8]) {
     let len = bytes.len().min(size_of::<sockaddr_storage>());
     // SAFETY: `len` bytes of both are in bounds, and any bytes are a valid sockaddr_storage.

@@ -1,15 +1,16 @@
 //! How the library's threads exclude each other and wait for each other, on futexes and without
 //! allocation.
 //!
-//! [`Lock`] knows which thread holds it. A signal handler may fork in the middle of one of the
-//! library's changes. An ordinary lock would deadlock; this one reports it ([`Unavailable::Mine`]).
-//! The word holds the thread's number from locking to unlocking, so a handler can tell at any
-//! instant. The child of a fork() has no trace of the parent's waiting threads. It costs as much as
-//! the standard library's lock and pthread_self(3). The locks that are taken around fork(), and
-//! those of rsockets, are `Lock`s.
+//! [`Lock`] knows which thread holds it. A signal handler may fork while its thread holds a lock
+//! that the fork handlers take. An ordinary lock would deadlock; a `Lock` reports that the thread
+//! holds it already ([`Unavailable::Mine`]). The word contains the holder's number from locking to
+//! unlocking, so a handler can tell at any instant. In the child of a fork(), a `Lock` has no trace
+//! of the parent's waiting threads. Locking costs as much as the standard library's lock and
+//! pthread_self(3). The locks that are taken around fork(), and those of rsockets, are `Lock`s.
 //!
-//! [`Changes`] is a counter to wait for, as socket calls do: a signal handler with SA_RESTART does
-//! not end the wait, any other does.
+//! [`Changes`] is a counter that threads wait on. The wait is like that of a socket call: every
+//! signal handler ends it, except that a wait without a deadline continues after a handler with
+//! SA_RESTART.
 //!
 //! [`Mutex`] and [`Condvar`] are the standard library's without poison: the library aborts when it
 //! panics, so no lock is ever poisoned.
@@ -45,7 +46,7 @@ const FREE: u64 = 0;
 /// Set beside the holder's number when threads may be waiting. Numbers are even.
 const AWAITED: u64 = 1;
 
-/// Knows its holder.
+/// A lock that knows which thread holds it.
 pub struct Lock<T> {
     word: AtomicU64,
     value: UnsafeCell<T>,
@@ -53,7 +54,7 @@ pub struct Lock<T> {
 
 // SAFETY: one thread at a time accesses the value, ordered by the word's acquire and release.
 unsafe impl<T: Send> Sync for Lock<T> {}
-// SAFETY: nothing but the value is bound to a thread.
+// SAFETY: only the value, which is `Send`, may be bound to a thread.
 unsafe impl<T: Send> Send for Lock<T> {}
 
 /// Reasons why the lock was not taken.
@@ -65,7 +66,7 @@ pub enum Unavailable {
     Taken,
 }
 
-/// Access to the value; dropping it unlocks.
+/// Gives access to the value; dropping the guard unlocks.
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
 }
@@ -85,8 +86,8 @@ impl<T> Lock<T> {
 }
 
 impl<T> Lock<T> {
-    /// Waits for the lock. Must not be called in a signal handler: a thread that holds the lock
-    /// would wait forever.
+    /// Waits for the lock. Must not be called in a signal handler: if the interrupted thread holds
+    /// the lock, it would wait for itself forever.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         loop {
@@ -97,25 +98,26 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Waits for the lock, unless this thread holds it.
+    /// Waits for the lock. Fails with [`Unavailable::Mine`] if this thread holds it.
     #[inline]
     pub fn lock_unless_mine(&self) -> Result<Guard<'_, T>, Unavailable> {
         self.take(FREE, here()).or_else(|_| self.lock_slowly(None))
     }
 
-    /// As [`lock_unless_mine`](Self::lock_unless_mine), and gives up after `time`, with
-    /// [`Unavailable::Taken`].
+    /// Like [`lock_unless_mine`](Self::lock_unless_mine), but fails with [`Unavailable::Taken`]
+    /// after `time`.
     pub fn lock_within(&self, time: Duration) -> Result<Guard<'_, T>, Unavailable> {
         self.take(FREE, here()).or_else(|_| self.lock_slowly(Some(time)))
     }
 
-    /// Takes the lock if it is free.
+    /// Takes the lock if it is free. Fails with [`Unavailable::Taken`] even if this thread holds
+    /// it.
     #[inline]
     pub fn try_lock(&self) -> Result<Guard<'_, T>, Unavailable> {
         self.take(FREE, here())
     }
 
-    /// Returns the guard that was forgotten.
+    /// Returns a new guard in place of one that was forgotten.
     ///
     /// # Safety
     /// This thread holds the lock, and has no other guard of it.
@@ -124,7 +126,7 @@ impl<T> Lock<T> {
         Guard { lock: self }
     }
 
-    /// Returns whether this thread holds it.
+    /// Returns whether this thread holds the lock.
     pub fn is_mine(&self) -> bool {
         self.word.load(Ordering::Relaxed) & !AWAITED == here()
     }
@@ -134,7 +136,7 @@ impl<T> Lock<T> {
         self.value.get_mut()
     }
 
-    /// Releases the lock of another thread.
+    /// Releases the lock in place of its holder, and returns the value.
     ///
     /// # Safety
     /// The holder no longer exists, and the value is valid as the holder left it, or is replaced.
@@ -206,7 +208,7 @@ impl<T: Default> Default for Lock<T> {
 }
 
 impl<T> Guard<'_, T> {
-    /// Returns a number of the thread that holds the lock, which is the calling one.
+    /// Returns the number of the thread that holds the lock, which is the calling thread.
     #[inline]
     pub fn holder(&self) -> u64 {
         debug_assert!(self.lock.is_mine());
@@ -255,8 +257,8 @@ mod outside {
         std::hint::spin_loop();
     }
 
-    /// Returns this thread's number, which is even. The thread's copy in a child of fork() has the
-    /// same number.
+    /// Returns the thread's number, which is even. In a child of fork(), the forking thread keeps
+    /// it.
     #[inline]
     pub fn here() -> u64 {
         Words::here().address() as u64
@@ -268,8 +270,9 @@ mod outside {
         if cfg!(target_endian = "big") { halves.wrapping_add(1) } else { halves }
     }
 
-    /// Sleeps if the word has this value. The other half is not compared: a holder whose number
-    /// differs only there still wakes the sleeper, because the bit is set.
+    /// Sleeps if the half that contains `AWAITED` is that of `value`. The other half is not
+    /// compared: a new holder whose number differs only there still wakes the sleeper, because
+    /// `AWAITED` is set.
     pub fn wait(word: &AtomicU64, value: u64, time: Option<Duration>) {
         let time = time.map(event::timespec);
         base::sleep::futex_wait(half(word), value as u32, time.as_ref());
@@ -280,7 +283,7 @@ mod outside {
     }
 }
 
-/// The same for models: the lock stands for the lock of the kernel's queue.
+/// The same functions for models: `queue` stands for the lock of the kernel's futex queue.
 #[cfg(all(test, loom))]
 mod outside {
     use std::hash::{DefaultHasher, Hash, Hasher};
@@ -338,7 +341,7 @@ impl Changes {
         Changes { count: Futex::new(), sleepers: AtomicU32::new(0) }
     }
 
-    /// Returns the counter's value. Take it before checking what may change.
+    /// Returns the counter's value. Read it before checking the condition to wait for.
     pub fn count(&self) -> u32 {
         self.count.value().load(Ordering::Acquire)
     }
@@ -350,9 +353,9 @@ impl Changes {
         }
     }
 
-    /// Counts a change and wakes one of the waiters, if there are any. For a change that one waiter
-    /// takes: each waiter looks whether there is one when it returns from [`wait`](Self::wait),
-    /// also after a signal or at the deadline.
+    /// Counts a change and wakes one of the waiters, if there are any. For a change that only one
+    /// waiter can use. Every waiter must check for such a change whenever [`wait`](Self::wait)
+    /// returns, also after a signal or at the deadline, because it may be the one that was woken.
     pub fn notify_one(&self) {
         if self.add() {
             self.count.wake_one();
@@ -367,8 +370,8 @@ impl Changes {
         self.sleepers.load(Ordering::Relaxed) != 0
     }
 
-    /// Waits until the counter is no longer at `count`; `ETIMEDOUT` at the deadline, `EINTR` after
-    /// a signal.
+    /// Waits until the counter differs from `count`. Fails with `ETIMEDOUT` at the deadline, and
+    /// with `EINTR` after a signal.
     pub fn wait(&self, count: u32, deadline: Option<Instant>) -> errno::Result<()> {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -377,7 +380,7 @@ impl Changes {
         };
         let cancelled = || {
             awake();
-            // It may have been woken before it was cancelled.
+            // The thread may have been woken before it was cancelled: wake another one.
             self.notify_one();
         };
         let result = self.count.wait(count, deadline, cancelled);
@@ -415,7 +418,8 @@ mod kernel {
             base::sleep::futex_wake(self.0.as_ptr(), 1);
         }
 
-        /// Compares and sleeps atomically. A thread that is cancelled meanwhile runs `undo`.
+        /// Sleeps if the word is `value`; comparing and sleeping are one atomic step. Runs `undo`
+        /// if the thread is cancelled. Fails with `ETIMEDOUT` or `EINTR`.
         pub fn wait(&self, value: u32, deadline: Option<Instant>, undo: impl FnMut()) -> Result<()> {
             let limit = match deadline.map(event::left) {
                 Some(None) => return Err(Errno::ETIMEDOUT),
@@ -435,8 +439,8 @@ mod kernel {
     }
 }
 
-/// futex(2) for models: the lock stands for the lock of the kernel's queue. Every deadline expires
-/// immediately.
+/// futex(2) for models: `queue` stands for the lock of the kernel's futex queue. Every deadline
+/// expires immediately.
 #[cfg(all(test, loom))]
 mod kernel {
     use std::time::Instant;
@@ -505,7 +509,7 @@ impl<T> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the lock unless a thread holds it.
+    /// Takes the lock; `None` if a thread holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
@@ -522,7 +526,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Access to the value; dropping it unlocks.
+/// Gives access to the value; dropping the guard unlocks.
 pub type MutexGuard<'a, T> = model::MutexGuard<'a, T>;
 
 /// A condition that threads with a [`Mutex`] wait for.
@@ -589,7 +593,7 @@ mod tests {
                 assert_eq!(lock.lock_within(Duration::from_millis(1)).err(), Some(Unavailable::Taken));
             });
         });
-        // The bit that the waiting thread set does not hide the holder.
+        // The bit `AWAITED`, which the waiting thread has set, does not hide the holder.
         assert!(lock.is_mine());
         drop(guard);
         assert!(!lock.is_mine() && lock.try_lock().is_ok());

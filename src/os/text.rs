@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 
 use crate::errno::{Errno, Result};
 
-/// At most `N` - 1 bytes and a NUL.
+/// A string of at most `N` - 1 bytes, and a NUL.
 #[derive(Clone, Copy)]
 pub struct FixedString<const N: usize> {
     bytes: [u8; N],
@@ -60,7 +60,7 @@ impl<const N: usize> fmt::Debug for FixedString<N> {
     }
 }
 
-/// Logs one line, truncated to 200 bytes.
+/// Writes "librdmacm: " and `text` to syslog as a warning, truncated to 199 bytes.
 pub fn log_warning(text: fmt::Arguments<'_>) {
     let line = FixedString::<200>::cut(format_args!("librdmacm: {text}"));
     // SAFETY: two C strings, the first a format with one %s.

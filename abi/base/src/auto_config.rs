@@ -4,29 +4,29 @@
 use core::fmt;
 use core::net::IpAddr;
 
-/// The file.
+/// Path of the file.
 pub const FILE: &core::ffi::CStr = c"/etc/rdma/rsocket/auto_config";
 
-/// Programs whose connections go by TCP where no rule says otherwise. They execute programs that
-/// trust the peer's address, which these would not see, or end while a child goes on with the
-/// connection, or become the program that accepts it, or limit their address space (vsftpd, to less
-/// than the library's threads reserve).
+/// Programs that use TCP for every connection to which no rule applies. Each of them executes
+/// programs that trust the peer's address but would not see it, or exits while a child continues
+/// the connection, or executes the program that accepts it, or limits its address space (vsftpd, to
+/// less than the library's threads reserve).
 const BY_TCP: [&[u8]; 7] =
     [b"ssh", b"sshd", b"sshd-session", b"inetd", b"xinetd", b"systemd-socket-activate", b"vsftpd"];
 
-/// What decides between RDMA and TCP.
+/// Which sockets use RDMA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// Nothing: sockets are rsockets, as with the reference.
+    /// Sockets are rsockets, as with rdma-core.
     Rdma,
-    /// Each connection by itself.
+    /// RDMA or TCP is chosen for each connection.
     Auto,
-    /// Nothing: sockets are the kernel's.
+    /// Sockets are kernel sockets.
     Tcp,
 }
 
 impl Mode {
-    /// The mode of that name.
+    /// Returns the mode with this name, or `None` if there is no such mode.
     pub fn named(name: &[u8]) -> Option<Mode> {
         [(&b"rdma"[..], Mode::Rdma), (b"auto", Mode::Auto), (b"tcp", Mode::Tcp)]
             .into_iter()
@@ -43,13 +43,13 @@ pub enum Problem {
     Missing,
     /// There are more words than the line takes.
     Extra,
-    /// Not a number, or too large a one.
+    /// A word is not a number, or the number is too large.
     Number,
-    /// Neither rdma, auto nor tcp.
+    /// The mode is neither rdma, auto nor tcp.
     Mode,
-    /// Neither an address, a network nor `*`.
+    /// The network is neither an address, an address with a prefix length, nor `*`.
     Network,
-    /// `rdma` applies to whole programs: its network is `*`, without a port.
+    /// `rdma` applies to whole programs, but the line names a network or a port.
     Program,
 }
 
@@ -108,7 +108,8 @@ struct Rule<'a> {
 }
 
 impl Rule<'_> {
-    /// A program is named by the beginning of its name, as in `preload_config`.
+    /// Returns whether the rule applies to `program`: as in `preload_config`, a rule names a
+    /// program by the beginning of its name, in any case.
     fn is_for(&self, program: &[u8]) -> bool {
         self.program == b"*"
             || program.get(..self.program.len()).is_some_and(|start| start.eq_ignore_ascii_case(self.program))
@@ -165,14 +166,14 @@ impl<'a> Config<'a> {
         self.0.split(|&byte| byte == b'\n').filter_map(|line| Line::parse(line).ok().flatten())
     }
 
-    /// The lines that have no effect, by number from 1.
+    /// Returns the number of each line that has no effect, counted from 1, with the reason.
     pub fn problems(self) -> impl Iterator<Item = (usize, Problem)> {
         let lines = self.0.split(|&byte| byte == b'\n').zip(1..);
         lines.filter_map(|(line, number)| Line::parse(line).err().map(|problem| (number, problem)))
     }
 
-    /// The mode of a program: the first rule for it that names neither a network nor a port,
-    /// otherwise the line `mode`.
+    /// Returns the mode of a program: the mode of its first rule without a network and a port,
+    /// otherwise the mode of the last line `mode`; `None` without both.
     pub fn mode(self, program: &[u8]) -> Option<Mode> {
         let of_program = self.lines().find_map(|line| match line {
             Line::Rule(rule @ Rule { network: None, port: None, .. }) if rule.is_for(program) => Some(rule.mode),
@@ -181,8 +182,8 @@ impl<'a> Config<'a> {
         of_program.or_else(|| self.last(|line| if let Line::Mode(mode) = line { Some(mode) } else { None }))
     }
 
-    /// Whether the first rule for an address and a port leaves the choice between RDMA and TCP.
-    /// Without a rule it does.
+    /// Returns whether a connection may use RDMA: the first rule for the program, address and port
+    /// is not `tcp`. Without a rule, all programs except those in `BY_TCP` may use it.
     pub fn is_automatic(self, program: &[u8], address: IpAddr, port: u16) -> bool {
         let rule = self.lines().find_map(|line| match line {
             Line::Rule(rule) if rule.is_for(program) => {
@@ -195,12 +196,14 @@ impl<'a> Config<'a> {
         rule.map_or(!BY_TCP.contains(&program), |mode| mode != Mode::Tcp)
     }
 
-    /// How long a host may take to answer by RDMA, in milliseconds.
+    /// Returns how long a host may take to answer over RDMA, in milliseconds; `None` if no line
+    /// sets it.
     pub fn timeout(self) -> Option<u32> {
         self.last(|line| if let Line::Timeout(time) = line { Some(time) } else { None })
     }
 
-    /// How long an outcome is remembered, in seconds.
+    /// Returns how long the outcome of an attempt is remembered, in seconds; `None` if no line sets
+    /// it.
     pub fn remember(self) -> Option<u32> {
         self.last(|line| if let Line::Remember(time) = line { Some(time) } else { None })
     }

@@ -1,20 +1,20 @@
-//! `errno`: how every call here reports failure.
+//! `errno`, by which the functions of the C interfaces report failures.
 
 use core::ffi::c_int;
 
-/// The address of this thread's value. No two threads of a process share one.
+/// Returns the address of the thread's `errno`, which is different in each thread of the process.
 pub fn location() -> *mut c_int {
-    // SAFETY: no arguments.
+    // SAFETY: the function has no arguments and no preconditions.
     unsafe { libc::__errno_location() }
 }
 
-/// This thread's value.
+/// Returns the thread's `errno`.
 pub fn get() -> c_int {
     // SAFETY: valid as long as the thread lives.
     unsafe { location().read() }
 }
 
-/// Sets this thread's value.
+/// Sets the thread's `errno`.
 pub fn set(errno: c_int) {
     // SAFETY: valid as long as the thread lives.
     unsafe { location().write(errno) }
@@ -26,12 +26,12 @@ pub fn fail<T: From<i8>>(errno: c_int) -> T {
     T::from(-1)
 }
 
-/// Runs `call` and restores `errno`: for calls that the program did not make.
+/// Runs `call`, restores `errno` and returns the result: for calls that the program did not make.
 pub fn keeping<T>(call: impl FnOnce() -> T) -> T {
     keeping_if(call, |_| true)
 }
 
-/// Runs `call`, and restores `errno` if `restores` returns true for the result.
+/// Runs `call`, restores `errno` if `restores` returns true for the result, and returns the result.
 #[inline]
 pub fn keeping_if<T>(call: impl FnOnce() -> T, restores: impl FnOnce(&T) -> bool) -> T {
     let errno = location();

@@ -1,8 +1,8 @@
 //! The messages of ibacm (infiniband/acm.h), in host byte order: a header of 16 bytes and up to
 //! eight endpoint records of 72 bytes. No I/O.
 //!
-//! librdmacm asks ibacm for paths, and rdmacm-doctor whether ibacm answers. What they do with the
-//! records of an answer is theirs.
+//! librdmacm asks ibacm for paths; rdmacm-doctor checks whether ibacm answers. Each interprets the
+//! records of an answer itself.
 #![forbid(unsafe_code)]
 
 use core::fmt;
@@ -16,23 +16,23 @@ const STATUS_SUCCESS: u8 = 0;
 pub const HEADER_LEN: usize = 16;
 /// Bytes of an endpoint record.
 pub const RECORD_LEN: usize = 72;
-/// Records of the largest message.
+/// Maximum number of records in a message.
 pub const MAX_RECORDS: usize = 8;
 /// Bytes of the largest message.
 pub const MAX_MESSAGE: usize = HEADER_LEN + MAX_RECORDS * RECORD_LEN;
 
-/// Type of a record: an IPv4 address.
+/// Record type: an IPv4 address.
 pub const TYPE_IPV4: u16 = 2;
-/// An IPv6 address.
+/// Record type: an IPv6 address.
 pub const TYPE_IPV6: u16 = 3;
-/// A path.
+/// Record type: a path.
 pub const TYPE_PATH: u16 = 0x10;
 
-/// Flag of an address record: the local address.
+/// Flag of an address record: this is the local address.
 pub const FLAG_SOURCE: u32 = 1 << 0;
-/// The remote address.
+/// Flag of an address record: this is the remote address.
 pub const FLAG_DEST: u32 = 1 << 1;
-/// Answer from the cache only.
+/// Flag of the remote address: ibacm may answer from its cache only.
 pub const FLAG_NODELAY: u32 = 1 << 30;
 
 /// Offset of the info in a record: after flags (32 bits), type and a reserved word (16 bits each).
@@ -64,8 +64,8 @@ impl Request {
         request
     }
 
-    /// Appends a record: `flags`, its type `kind` (`TYPE_*`), and what it says. A fourth record is
-    /// ignored, and so is what does not fit.
+    /// Appends a record with `flags`, the type `kind` (`TYPE_*`) and `info`, which is truncated if
+    /// it is too long. A fourth record is ignored.
     pub fn push(&mut self, flags: u32, kind: u16, info: &[u8]) {
         let Some(record) = self.bytes.get_mut(self.len..self.len + RECORD_LEN) else { return };
         record[..4].copy_from_slice(&flags.to_ne_bytes());
@@ -77,12 +77,12 @@ impl Request {
         self.set_length();
     }
 
-    /// Returns whether it has no record: ibacm has nothing to resolve.
+    /// Returns whether the request has no records, so that ibacm has nothing to resolve.
     pub fn is_empty(&self) -> bool {
         self.len == HEADER_LEN
     }
 
-    /// The message.
+    /// Returns the message to send.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -92,7 +92,7 @@ impl Request {
     }
 }
 
-/// Why a message is not a valid answer. The connection that it came on must be closed.
+/// Why a message is not a valid answer. The connection on which it arrived must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
     /// Fewer bytes than a header.
@@ -101,7 +101,8 @@ pub enum Malformed {
     Version(u8),
     /// Not the answer to a resolve request.
     Opcode(u8),
-    /// A length that is not that of a header and up to eight records, or not that of the message.
+    /// The length field is not the size of a header and up to eight records, or not the size of the
+    /// message.
     Length(u16),
 }
 
@@ -121,7 +122,7 @@ impl fmt::Display for Malformed {
 pub struct Header {
     /// The `tid` of the request.
     pub tid: u64,
-    /// What ibacm says: 0 if it found an answer.
+    /// 0 if ibacm found an answer, otherwise its error code.
     pub status: u8,
     /// Bytes of records that follow, a multiple of [`RECORD_LEN`] up to [`MAX_RECORDS`] times that.
     pub body_len: usize,

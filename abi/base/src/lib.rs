@@ -1,6 +1,6 @@
-//! What librdmacm, librspreload and the programs share: what the two libraries agree on beside the
-//! public interface, and formats that several of them read or write. Without std, because
-//! librspreload is.
+//! Code that librdmacm, librspreload and the programs share: the private interface between the two
+//! libraries, and formats that several of them read or write. Without std, because librspreload is
+//! built without it.
 #![no_std]
 
 pub mod auto_config;

@@ -12,11 +12,11 @@ const ATTRIBUTE_TYPE: u16 = 0x3fff;
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Its type: below 16 one of netlink's own (`NLMSG_*`).
+    /// Type: below 16 one of netlink's own (`NLMSG_*`).
     pub kind: u16,
-    /// Its sequence number.
+    /// Sequence number.
     pub sequence: u32,
-    /// What follows the header.
+    /// The bytes after the header.
     pub payload: &'a [u8],
 }
 
@@ -25,12 +25,12 @@ pub struct Message<'a> {
 pub struct Messages<'a>(&'a [u8]);
 
 impl<'a> Messages<'a> {
-    /// Reads a datagram.
+    /// Iterates over the messages of a datagram.
     pub fn new(datagram: &'a [u8]) -> Messages<'a> {
         Messages(datagram)
     }
 
-    /// The bytes that are not read yet: after the iteration, those that are no message.
+    /// Returns the bytes not read yet. After the iteration they are no complete message.
     pub fn rest(&self) -> &'a [u8] {
         self.0
     }
@@ -50,16 +50,17 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// The bytes are no attribute.
+/// The bytes are no complete attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// The attributes of a message: type, without flags, and value.
+/// Iterates over the attributes of a message: the type, without flags, and the value of each. Bytes
+/// that are no complete attribute yield an error, and end the iteration.
 #[derive(Clone, Debug)]
 pub struct Attributes<'a>(&'a [u8]);
 
 impl<'a> Attributes<'a> {
-    /// Reads attributes, of which `bytes` is the first one's beginning.
+    /// Iterates over the attributes in `bytes`, which begins with the header of the first one.
     pub fn new(bytes: &'a [u8]) -> Attributes<'a> {
         Attributes(bytes)
     }
@@ -78,7 +79,8 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// What follows the first `length` bytes and their padding, which the last piece may lack.
+/// Returns what follows the first `length` bytes and their padding. The padding may be missing at
+/// the end of `bytes`.
 fn after(bytes: &[u8], length: usize) -> &[u8] {
     bytes.get(length.next_multiple_of(ALIGNMENT)..).unwrap_or_default()
 }
@@ -92,8 +94,8 @@ pub fn push_attribute(message: &mut impl Extend<u8>, kind: u16, value: &[u8]) {
     message.extend(value.iter().copied().chain(core::iter::repeat_n(0, padding)));
 }
 
-/// Writes the header of `message`, which is a whole message that begins with room for it. The
-/// kernel's port is 0.
+/// Writes the header of `message`, a whole message that begins with room for its header. `port` is
+/// stored as the netlink port of the sender.
 pub fn write_header(message: &mut [u8], kind: u16, flags: u16, sequence: u32, port: u32) {
     let length = message.len() as u32;
     if let Some(header) = message.first_chunk_mut::<MESSAGE_HEADER>() {
@@ -167,7 +169,7 @@ mod tests {
             let mut attributes = Attributes::new(&whole[..length]);
             assert_eq!((attributes.next(), attributes.next()), (Some(Err(Malformed)), None), "{length} bytes");
         }
-        // The last one's padding may be missing; flags are no part of the type.
+        // The padding of the last attribute may be missing. Flags are no part of the type.
         assert_eq!(Attributes::new(&whole[..9]).next(), Some(Ok((7, &b"name\0"[..]))));
         let flagged = [4_u16.to_ne_bytes(), 0x8007_u16.to_ne_bytes()].concat();
         assert_eq!(Attributes::new(&flagged).next(), Some(Ok((7, &[][..]))));

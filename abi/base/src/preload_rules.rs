@@ -1,5 +1,5 @@
-//! The rules of `/etc/rdma/rsocket/preload_config`: `program domain type protocol`, one a line. Read
-//! by librspreload, and checked by rdmacm-doctor.
+//! The rules of `/etc/rdma/rsocket/preload_config`: `program domain type protocol`, one per line.
+//! Read by librspreload, and checked by rdmacm-doctor.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -12,7 +12,7 @@ pub struct Socket {
     pub domain: c_int,
     /// Type without flags.
     pub kind: c_int,
-    /// Protocol, 0 for the one that goes with the type.
+    /// Protocol; 0 for the default protocol of the type.
     pub protocol: c_int,
 }
 
@@ -32,15 +32,15 @@ const KINDS: &[(&str, c_int)] =
 const PROTOCOLS: &[(&str, c_int)] =
     &[("TCP", IPPROTO_TCP), ("IPPROTO_TCP", IPPROTO_TCP), ("UDP", IPPROTO_UDP), ("IPPROTO_UDP", IPPROTO_UDP)];
 
-/// Whether the rules in `text` allow `program` an rsocket for `socket`. Without any rule every
-/// program may have all.
+/// Returns whether the rules in `text` allow `program` to create `socket` as an rsocket. Without
+/// any rule, every program may create every socket as an rsocket.
 pub fn allow(text: &[u8], program: &[u8], socket: &Socket) -> bool {
     let mut rules = text.split(|&byte| byte == b'\n').filter_map(Rule::parse).peekable();
     rules.peek().is_none() || rules.any(|rule| rule.matches(program, socket))
 }
 
-/// Whether a rule in `text` names the type of `socket` for `program`, instead of allowing all
-/// types.
+/// Returns whether a rule in `text` that matches `program` and `socket` names the socket's type,
+/// instead of `*`.
 pub fn ask_for(text: &[u8], program: &[u8], socket: &Socket) -> bool {
     let mut rules = text.split(|&byte| byte == b'\n').filter_map(Rule::parse);
     rules.any(|rule| rule.kind.is_some() && rule.matches(program, socket))
@@ -51,11 +51,11 @@ pub fn ask_for(text: &[u8], program: &[u8], socket: &Socket) -> bool {
 pub enum Problem {
     /// There are fewer than four words.
     Missing,
-    /// The second word.
+    /// The second word is not a known domain.
     Domain,
-    /// The third word.
+    /// The third word is not a known type.
     Type,
-    /// The fourth word.
+    /// The fourth word is not a known protocol.
     Protocol,
 }
 
@@ -70,7 +70,8 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Returns the lines of `text` that are ignored without being empty or comments, with their numbers.
+/// Returns the number, counted from 1, and the problem of each line of `text` that is no valid
+/// rule, comment or empty line.
 pub fn problems(text: &[u8]) -> impl Iterator<Item = (usize, Problem)> {
     let lines = text.split(|&byte| byte == b'\n').zip(1..);
     lines.filter_map(|(line, number)| match Rule::read(line) {
@@ -79,7 +80,7 @@ pub fn problems(text: &[u8]) -> impl Iterator<Item = (usize, Problem)> {
     })
 }
 
-/// A line. `None` stands for `*`.
+/// A rule, on a line of its own. `None` stands for `*`.
 struct Rule<'a> {
     program: &'a [u8],
     domain: Option<c_int>,
@@ -88,12 +89,12 @@ struct Rule<'a> {
 }
 
 impl<'a> Rule<'a> {
-    /// Returns `None` for comments and lines that can't be parsed.
+    /// Parses a line. Returns `None` for empty lines, comments and lines that are no valid rule.
     fn parse(line: &'a [u8]) -> Option<Self> {
         Self::read(line)?.ok()
     }
 
-    /// Returns `None` for comments and empty lines.
+    /// Parses a line. Returns `None` for empty lines and comments.
     fn read(line: &'a [u8]) -> Option<Result<Self, Problem>> {
         let line = line.split(|&byte| byte == b'#').next()?;
         let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
@@ -116,7 +117,7 @@ impl<'a> Rule<'a> {
             (0, _) => IPPROTO_UDP,
             (protocol, _) => protocol,
         };
-        // A prefix: "nc" is a rule for nc.openbsd, too.
+        // The rule names a prefix: "nc" matches nc.openbsd, too.
         let named = program.get(..self.program.len()).is_some_and(|start| start.eq_ignore_ascii_case(self.program));
         (self.program == b"*" || named)
             && fits(self.domain, socket.domain)
@@ -125,7 +126,7 @@ impl<'a> Rule<'a> {
     }
 }
 
-/// The value of a word in one of the lists above, `Some(None)` for `*`.
+/// Returns the value of a word in `names`, `Some(None)` for `*`, `None` for an unknown word.
 fn value(word: &[u8], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
     if word == b"*" {
         return Some(None);
@@ -142,7 +143,7 @@ mod tests {
     const STREAM6: Socket = Socket { domain: AF_INET6, kind: SOCK_STREAM, protocol: IPPROTO_TCP };
     const DGRAM: Socket = Socket { domain: AF_INET, kind: SOCK_DGRAM, protocol: IPPROTO_UDP };
 
-    /// For which of the three a text allows rsockets.
+    /// Returns for which of the three sockets above the rules in `text` allow an rsocket.
     fn allowed(text: &str, program: &str) -> [bool; 3] {
         [STREAM, STREAM6, DGRAM].map(|socket| allow(text.as_bytes(), program.as_bytes(), &socket))
     }
@@ -164,7 +165,7 @@ mod tests {
         assert_eq!(allowed("nc PF_IB * *", "nc"), [false; 3]);
         assert_eq!(allowed("nc * SOCK_STREAM *", "nc"), [true, true, false]);
         assert_eq!(allowed("nc * DGRAM *", "nc"), [false, false, true]);
-        // For the first one TCP goes without saying.
+        // The first socket has protocol 0, which stands for TCP.
         assert_eq!(allowed("nc * * IPPROTO_TCP", "nc"), [true, true, false]);
         assert_eq!(allowed("nc * * udp", "nc"), [false, false, true]);
     }

@@ -1,12 +1,12 @@
-//! What librdmacm and librspreload share besides the public interface: options of a private level
-//! of `rgetsockopt` and `rsetsockopt`. The reference's library rejects that level; librspreload
-//! works without them.
+//! The private interface between librdmacm and librspreload: options of a private level of
+//! `rgetsockopt` and `rsetsockopt`. rdma-core's librdmacm rejects this level; librspreload works
+//! without the options.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Lowest number of the library's descriptors in a process with these limits (RLIMIT_NOFILE).
-/// Numbers from the soft limit on are none of the program's. If the hard limit has no room for them
-/// the program gets at least half, and needs no more low ones than select(2) uses.
+/// Returns the lowest number for descriptors of the library under these limits (RLIMIT_NOFILE).
+/// This is the soft limit, above the program's numbers, if the hard limit leaves enough room there.
+/// Otherwise the program keeps the lower half, or the 1024 numbers of select(2) if those are fewer.
 pub const fn lowest_library_fd(soft: u64, hard: u64) -> i32 {
     const SELECT: u64 = 1024;
     const MANY: u64 = 1 << 19;
@@ -23,21 +23,21 @@ pub const fn lowest_library_fd(soft: u64, hard: u64) -> i32 {
 pub const LEVEL: i32 = 0x7273_6f63;
 
 /// `rsetsockopt`, any descriptor: the library's own descriptors get high numbers from now on, so
-/// that the program's are those that it would have without RDMA.
+/// that the program's descriptors get the numbers that they would have without RDMA.
 pub const RESERVE_LOW_FDS: i32 = 1;
 
-/// `rgetsockopt`, any descriptor: an int, 1 if it is the library's own, which a program that closes
-/// all descriptors must not close.
+/// `rgetsockopt`, any descriptor: an int, 1 if the descriptor is the library's own. A program that
+/// closes all descriptors must not close it.
 pub const IS_OWN: i32 = 0;
 
-/// `rgetsockopt`, any descriptor: a [`Marks`]. Where it has no mark, [`IS_OWN`] is 0.
+/// `rgetsockopt`, any descriptor: a [`Marks`]. [`IS_OWN`] is 0 for descriptors without a mark.
 pub const MARKS: i32 = 14;
 
-/// The value of [`MARKS`]: one bit for each descriptor, in words that stay where they are.
+/// The value of [`MARKS`]: one bit for each descriptor, in words whose address never changes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Marks {
-    /// Where the words begin.
+    /// The first word.
     pub words: *const AtomicU64,
     /// Number of words.
     pub count: usize,
@@ -63,61 +63,64 @@ pub const FLUSH_ON_EXIT: i32 = 2;
 /// later ones raise SIGPIPE.
 pub const SIGPIPE: i32 = 3;
 
-/// `rgetsockopt`, for tests: microseconds of the reactor's longest turn since this was last asked.
+/// `rgetsockopt`, for tests: an int, the microseconds of the reactor's longest iteration since the
+/// option was last read.
 pub const LONGEST_TURN: i32 = 4;
 
-/// `rsetsockopt` on a stream: cancels its attempt to connect. Fails with `EISCONN` if it has
-/// succeeded: either the peer never reports the connection, or it is there.
+/// `rsetsockopt` on a stream: cancels its attempt to connect. Fails with `EISCONN` if the attempt
+/// has succeeded; otherwise the peer never reports the connection.
 pub const CANCEL: i32 = 6;
 
-/// `rgetsockopt` on an rsocket: an int, the bytes that are there to receive. On a datagram socket,
-/// those of the first datagram.
+/// `rgetsockopt` on an rsocket: an int, the number of bytes that can be received. On a datagram
+/// socket, the length of the first datagram.
 pub const READABLE_BYTES: i32 = 7;
 
-/// `rgetsockopt` on a stream: an int, the bytes that are sent and not acknowledged.
+/// `rgetsockopt` on a stream: an int, the number of bytes that are sent and not acknowledged.
 pub const UNSENT_BYTES: i32 = 8;
 
-/// `rgetsockopt` on a listener: makes it answer no more requests, for good. An int, the connections
-/// that raccept has not returned, also those in the handshake, whose peers may know that they are
-/// accepted.
+/// `rgetsockopt` on a listener: stops answering connection requests, for good. An int, the number
+/// of connections that raccept may still return, including those in the handshake: their peers may
+/// already know that they are accepted.
 pub const LAST_CONNECTIONS: i32 = 9;
 
-/// `rsetsockopt` on a repoll instance: a [`Handover`] of one of its members to an epoll instance of
-/// the kernel's. Does nothing if there is no such member.
+/// `rsetsockopt` on an instance of repoll_create: a [`Handover`], which moves one of its members to
+/// a kernel epoll instance. Does nothing if there is no such member.
 pub const HAND_OVER: i32 = 11;
 
 /// The value of [`HAND_OVER`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Handover {
-    /// The member, which is removed.
+    /// The member, which is removed from the instance.
     pub member: i32,
-    /// A descriptor of the kernel's, which `epfd` gets with the event of the member.
+    /// The kernel descriptor that is added to `epfd`, with the event of the member.
     pub fd: i32,
-    /// The epoll instance of the kernel.
+    /// The kernel epoll instance.
     pub epfd: i32,
 }
 
-/// `rsetsockopt` on a stream: the numbers by which the program knew it are other sockets from now on.
-/// rpoll reports POLLNVAL to those that do not ask for [`FORWARDER_EVENT`], and rselect fails with
-/// EAGAIN, also for those that wait.
+/// `rsetsockopt` on a stream: the program's descriptors of the stream refer to other sockets from
+/// now on, and only librspreload uses the stream. rpoll reports POLLNVAL for the stream unless
+/// [`FORWARDER_EVENT`] is requested, and rselect fails with EAGAIN. Threads that wait are woken.
 pub const HANDED_OVER: i32 = 12;
 
-/// Among the events that rpoll is asked for: the caller has the stream since [`HANDED_OVER`].
+/// A requested event of rpoll: the caller is librspreload, which uses the stream since
+/// [`HANDED_OVER`].
 pub const FORWARDER_EVENT: i16 = 0x0400;
 
-/// A flag of rrecv: the caller has the stream since [`HANDED_OVER`]. Others fail with EAGAIN and
-/// take nothing. The kernel has no flag of this value.
+/// A flag of rrecv: the caller is librspreload, which uses the stream since [`HANDED_OVER`]. A call
+/// without it reads no more data, and fails with EAGAIN if it has read none. The kernel has no flag
+/// of this value.
 pub const FORWARDER_FLAG: i32 = 0x0100_0000;
 
 /// `rsetsockopt`, any descriptor: an int, a step of a fork(2) that runs no handlers. Does what
 /// librdmacm's handler for this step would do.
 pub const FORK: i32 = 13;
-/// A step of [`FORK`].
+/// The step of [`FORK`] before the fork.
 pub const FORK_BEFORE: i32 = 0;
-/// A step of [`FORK`].
+/// The step of [`FORK`] in the parent, after the fork.
 pub const FORK_IN_PARENT: i32 = 1;
-/// A step of [`FORK`].
+/// The step of [`FORK`] in the child.
 pub const FORK_IN_CHILD: i32 = 2;
 
 /// `rsetsockopt`, any descriptor: a line for the log of `RDMACM_LOG`, as text.

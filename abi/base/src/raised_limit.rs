@@ -1,11 +1,11 @@
-//! Descriptors beyond the program's soft limit, for which the limit is raised for a moment.
+//! Raises the soft limit of descriptors for a moment, for numbers beyond it.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::errno;
 
-/// RLIMIT_NOFILE: one more than the highest number that the process may have now, and that it may
-/// ask for. Returns `None` if the kernel does not tell.
+/// Returns RLIMIT_NOFILE: one more than the highest descriptor number that the process may have now
+/// (soft), and one more than the highest that it may ask for (hard). `None` if getrlimit(2) fails.
 pub fn limits() -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a live structure.
@@ -13,42 +13,44 @@ pub fn limits() -> Option<libc::rlimit> {
     known.then_some(limit)
 }
 
-/// Returns the limit before. Leaves `errno` alone.
+/// Sets RLIMIT_NOFILE and returns the previous value. Leaves `errno` alone.
 fn replace(limit: libc::rlimit) -> libc::rlimit {
     let mut before = limit;
-    // SAFETY: live structures.
+    // SAFETY: `limit` and `before` are live structures.
     errno::keeping(|| unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const limit, &raw mut before) });
     before
 }
 
-/// The soft limit while a thread has raised it, otherwise 0. Each library has one.
+/// The program's soft limit while a thread has raised it, otherwise 0. Each library has one of
+/// these.
 #[derive(Debug)]
 pub struct RaisedLimit(AtomicU64);
 
 impl RaisedLimit {
-    /// No thread has raised the limit.
+    /// Creates the state in which no thread has raised the limit.
     #[expect(clippy::new_without_default, reason = "it is for statics")]
     pub const fn new() -> RaisedLimit {
         RaisedLimit(AtomicU64::new(0))
     }
 
-    /// Makes a call for which the program's limit is raised. Other threads may see it for a moment.
+    /// Makes a call with the soft limit raised to the hard limit, and returns its result. Other
+    /// threads may see the raised limit for a moment.
     pub fn during(&self, call: impl FnOnce() -> i32) -> i32 {
-        // One that another thread has raised is restored by that one.
+        // A limit that another thread has raised already is restored by that thread.
         let Some(limit) = limits().filter(|limit| limit.rlim_cur < limit.rlim_max) else { return call() };
         self.0.store(limit.rlim_cur, Relaxed);
         let limit = replace(libc::rlimit { rlim_cur: limit.rlim_max, ..limit });
         let result = call();
         let raised = replace(limit);
         if raised.rlim_cur != raised.rlim_max || raised.rlim_max != limit.rlim_max {
-            // The program has changed it meanwhile.
+            // The program has changed the limit meanwhile: put its value back.
             replace(raised);
         }
         self.0.store(0, Relaxed);
         result
     }
 
-    /// In a child of fork(2), which does not have the thread that would restore the limit.
+    /// Restores the limit in a child of fork(2), which does not have the thread that would do so.
     pub fn in_child(&self) {
         let soft = self.0.swap(0, Relaxed);
         if let Some(limit) = limits().filter(|_| soft != 0) {

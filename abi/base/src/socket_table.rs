@@ -1,9 +1,9 @@
 //! The table of a process's rsockets, which rsstat(8) reads.
 //!
-//! It is shared memory without a name in the file system: rsstat opens `/proc/PID/fd/N`, which the
-//! kernel permits to the same user. A process whose table is read does nothing for that. Each number
-//! is written by one thread at a time and read by another process at any time: numbers of one entry
-//! may be of different instants.
+//! The table is shared memory without a name in the file system: rsstat opens `/proc/PID/fd/N`,
+//! which the kernel permits to the same user, and reads the table without help from the process.
+//! Each number is written by one thread at a time and may be read at any time: the numbers of one
+//! entry may be from different instants.
 
 use core::ffi::CStr;
 use core::sync::atomic::Ordering::Relaxed;
@@ -17,27 +17,28 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"rsockets");
 pub const VERSION: u32 = 1;
 /// Number of entries.
 pub const ENTRIES: usize = 4095;
-/// Bytes of an address: those of the longest, `sockaddr_ib`.
+/// Bytes of an address, enough for the longest, `sockaddr_ib`.
 pub const ADDRESS: usize = 48;
 /// Bytes of a device's name; zeros follow a shorter one.
 pub const DEVICE: usize = 24;
 
-/// An unused entry, or one that is being written.
+/// State of an unused entry. An entry that is being written has a state that is not listed here.
 pub const FREE: u32 = 0;
-/// States of an rsocket.
+/// State of a listener.
 pub const LISTENING: u32 = 1;
-/// A connected stream.
+/// State of a connected stream.
 pub const CONNECTED: u32 = 2;
-/// The connection has ended, or the program has closed it and its last data is still being sent.
+/// State of a stream whose connection has ended, or that the program has closed while its last data
+/// is still being sent.
 pub const CLOSING: u32 = 3;
-/// A datagram socket.
+/// State of a datagram socket.
 pub const DATAGRAM: u32 = 4;
 
 /// The table.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Table {
-    /// What the file is.
+    /// Identifies the file and its process.
     pub header: Header,
     /// The rsockets.
     pub entries: [Entry; ENTRIES],
@@ -51,10 +52,10 @@ pub struct Header {
     pub magic: AtomicU64,
     /// [`VERSION`].
     pub version: AtomicU32,
-    /// The process, by its number in its own PID namespace: a child of fork(2) has its parent's
-    /// table as well.
+    /// The process that created the table, by its number in its own PID namespace: rsstat ignores
+    /// the table in a child of fork(2), which inherits it.
     pub pid: AtomicU32,
-    /// The end of the entries that were ever used.
+    /// One more than the highest index of an entry that was ever used.
     pub end: AtomicU32,
 }
 
@@ -62,11 +63,11 @@ pub struct Header {
 #[repr(C, align(256))]
 #[derive(Debug)]
 pub struct Entry {
-    /// One of the states.
+    /// [`FREE`], or one of the other states.
     pub state: AtomicU32,
     /// The program's descriptor.
     pub fd: AtomicI32,
-    /// Number of the QP.
+    /// Number of the QP; 0 for a listener.
     pub qp_number: AtomicU32,
     /// Port of the device.
     pub port: AtomicU32,
@@ -82,23 +83,24 @@ pub struct Entry {
     pub counters: Counters,
 }
 
-/// Numbers of a connection. Bytes and messages are counted from its beginning.
+/// Counters and buffers of a connection or datagram socket. Bytes and messages are counted from its
+/// beginning.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Counters {
     /// Bytes given to the device to send.
     pub sent_bytes: AtomicU64,
-    /// Messages that carried them.
+    /// Messages that carried the sent bytes.
     pub sent_messages: AtomicU64,
-    /// Bytes that have arrived and were noticed.
+    /// Bytes that have arrived and whose completions were processed.
     pub received_bytes: AtomicU64,
-    /// Messages that carried them.
+    /// Messages that carried the received bytes.
     pub received_messages: AtomicU64,
     /// Bytes that the program has read.
     pub read_bytes: AtomicU64,
     /// How often a call had to wait before it could send.
     pub send_waits: AtomicU64,
-    /// Messages that the peer has receives for.
+    /// Credits: messages that may be sent, because the peer has posted receives for them.
     pub credits: AtomicU32,
     /// Bytes of the send buffer in use, according to the completions so far.
     pub send_queued: AtomicU32,
@@ -150,7 +152,7 @@ impl Counters {
     }
 }
 
-/// Adds to a counter that one thread at a time changes: cheaper than an atomic addition.
+/// Adds to a counter that only one thread at a time changes: cheaper than an atomic addition.
 #[inline]
 fn add(counter: &AtomicU64, number: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(number), Relaxed);

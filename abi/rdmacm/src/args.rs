@@ -1,6 +1,6 @@
-//! Arguments of C functions as values of the core: structures, strings, buffers and addresses, and
-//! the places where results go. NULL where a structure is required is `EINVAL`, for a buffer with a
-//! length `EFAULT`.
+//! Converts arguments of C functions to values of the core: structures, strings, buffers and
+//! addresses, and the memory for results. NULL fails with `EINVAL` where a structure is required,
+//! and with `EFAULT` for a buffer with a length.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::MaybeUninit;
@@ -17,26 +17,25 @@ use rdmacm_core::{Errno, Result};
 /// Maximum length of an address.
 const MAX_ADDR: usize = size_of::<sockaddr_storage>();
 
-/// An address. Fails with `EINVAL` for NULL, and for families other than AF_INET, AF_INET6 and
-/// AF_IB.
+/// Copies an address. Fails with `EINVAL` for NULL, and for families other than AF_INET, AF_INET6
+/// and AF_IB.
 ///
 /// # Safety
-/// NULL, or an address as long as its family says.
+/// `addr` is NULL, or points to an address that is complete for its family.
 pub unsafe fn address(addr: *const sockaddr) -> Result<SockAddr> {
-    // SAFETY: this function has the same contract.
+    // SAFETY: `addr` is NULL or complete for its family: guaranteed by the caller.
     unsafe { SockAddr::from_nullable(addr) }?.ok_or(Errno::EINVAL)
 }
 
-/// Parameters of a connection; `None` for NULL.
+/// Returns the parameters of a connection; `None` for NULL.
 ///
 /// # Safety
-/// NULL, or a structure whose private data is readable for its length; both are unchanged during
-/// `'a`.
+/// `param` is NULL, or points to a structure whose private data is readable for its length. Both
+/// are unchanged during `'a`.
 pub unsafe fn conn_param<'a>(param: *const rdma_conn_param) -> Option<ConnParam<'a>> {
-    // SAFETY: NULL or valid, as the contract of this function says.
+    // SAFETY: `param` is NULL or live: guaranteed by the caller.
     unsafe { param.as_ref() }.map(|param| ConnParam {
-        // SAFETY: the private data is readable for its length, as the contract of this function
-        // says.
+        // SAFETY: the private data is readable for its length: guaranteed by the caller.
         private_data: unsafe { bytes(param.private_data, param.private_data_len.into()) },
         responder_resources: param.responder_resources,
         initiator_depth: param.initiator_depth,
@@ -48,92 +47,95 @@ pub unsafe fn conn_param<'a>(param: *const rdma_conn_param) -> Option<ConnParam<
     })
 }
 
-/// Attributes of a multicast membership.
+/// Returns the attributes of a multicast membership. Fails with `EINVAL` for NULL.
 ///
 /// # Safety
 /// `attr` is NULL, or points to a structure whose address, if it is set, is complete for its
 /// family. Both are unchanged during `'a`.
 pub unsafe fn join_attr<'a>(attr: *const rdma_cm_join_mc_attr_ex) -> Result<JoinAttr<'a>> {
-    // SAFETY: NULL or valid, as the contract of this function says.
+    // SAFETY: `attr` is NULL or live: guaranteed by the caller.
     let attr = unsafe { attr.as_ref() }.ok_or(Errno::EINVAL)?;
-    // SAFETY: the core reads the address only if the mask says that it is set.
+    // SAFETY: if the mask says that the address is set, it is complete for its family: guaranteed
+    // by the caller. Otherwise the core does not read it.
     let addr = unsafe { AddrRef::from_c(attr.addr) };
     Ok(JoinAttr { comp_mask: attr.comp_mask, join_flags: attr.join_flags, addr })
 }
 
-/// A string; `None` for NULL.
+/// Returns a string; `None` for NULL.
 ///
 /// # Safety
-/// NULL, or a C string that is unchanged during `'a`.
+/// `string` is NULL, or a C string that is unchanged during `'a`.
 pub unsafe fn string<'a>(string: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: a C string, as the contract of this function says.
+    // SAFETY: not NULL, so it is a C string: guaranteed by the caller.
     (!string.is_null()).then(|| unsafe { CStr::from_ptr(string) })
 }
 
-/// Hints for a look-up; `None` for NULL.
+/// Returns the hints of an address look-up; `None` for NULL.
 ///
 /// # Safety
-/// NULL, or a structure whose addresses and route are readable for their lengths; all are unchanged
-/// during `'a`.
+/// `hints` is NULL, or points to a structure whose addresses and route are readable for their
+/// lengths. All are unchanged during `'a`.
 pub unsafe fn hints<'a>(hints: *const rdma_addrinfo) -> Option<Hints<'a>> {
-    // SAFETY: NULL or valid, as the contract of this function says.
+    // SAFETY: `hints` is NULL or live: guaranteed by the caller.
     unsafe { hints.as_ref() }.map(|hints| Hints {
         flags: hints.ai_flags as u32,
         family: hints.ai_family,
         qp_type: hints.ai_qp_type,
         port_space: hints.ai_port_space,
-        // SAFETY: readable for their lengths, as the contract of this function says.
+        // SAFETY: the address is NULL or readable for its length: guaranteed by the caller.
         src: unsafe { address_of_len(hints.ai_src_addr, hints.ai_src_len) },
-        // SAFETY: as for `src`.
+        // SAFETY: the address is NULL or readable for its length: guaranteed by the caller.
         dst: unsafe { address_of_len(hints.ai_dst_addr, hints.ai_dst_len) },
-        // SAFETY: as for `src`.
+        // SAFETY: the route is NULL or readable for its length: guaranteed by the caller.
         route: unsafe { bytes(hints.ai_route, hints.ai_route_len) },
     })
 }
 
-/// The address of an endpoint.
+/// Returns the fields that rdma_create_ep(3) uses. Fails with `EINVAL` for NULL.
 ///
 /// # Safety
-/// NULL, or a structure from rdma_getaddrinfo(3), or one like it; it is unchanged during `'a`.
+/// `info` is NULL, or points to a structure from rdma_getaddrinfo(3) or to one with equally valid
+/// pointers and lengths. It is unchanged during `'a`.
 pub unsafe fn endpoint_info<'a>(info: *const rdma_addrinfo) -> Result<EndpointInfo<'a>> {
-    // SAFETY: NULL or valid, as the contract of this function says.
+    // SAFETY: `info` is NULL or live: guaranteed by the caller.
     let info = unsafe { info.as_ref() }.ok_or(Errno::EINVAL)?;
     Ok(EndpointInfo {
         flags: info.ai_flags as u32,
         port_space: info.ai_port_space as u32,
         qp_type: info.ai_qp_type as u32,
-        // SAFETY: rdma_getaddrinfo(3) returns addresses as long as their families say.
+        // SAFETY: NULL or complete for its family, as from rdma_getaddrinfo(3).
         src: unsafe { AddrRef::from_c(info.ai_src_addr) },
-        // SAFETY: as for `src`.
+        // SAFETY: NULL or complete for its family, as from rdma_getaddrinfo(3).
         dst: unsafe { AddrRef::from_c(info.ai_dst_addr) },
         route: OptionValue::at(info.ai_route, info.ai_route_len),
-        // SAFETY: rdma_getaddrinfo(3) returns data that is readable for its length.
+        // SAFETY: NULL or readable for its length, as from rdma_getaddrinfo(3).
         connect_data: unsafe { bytes(info.ai_connect, info.ai_connect_len) },
     })
 }
 
-/// Bytes; none for NULL, whatever the length (docs/compatibility.md).
+/// Returns `len` bytes; none for NULL, whatever the length (docs/compatibility.md).
 ///
 /// # Safety
-/// NULL, or readable for `len` bytes and unchanged during `'a`.
+/// `start` is NULL, or readable for `len` bytes that are unchanged during `'a`.
 pub unsafe fn bytes<'a>(start: *const c_void, len: usize) -> &'a [u8] {
     if start.is_null() {
         return &[];
     }
-    // SAFETY: readable for `len` bytes, as the contract of this function says.
+    // SAFETY: `len` bytes are readable: guaranteed by the caller.
     unsafe { slice::from_raw_parts(start.cast(), len) }
 }
 
-/// An address of a given length; none for NULL. Fails with `EINVAL` if no address is that long.
+/// Returns the `len` bytes of an address; none for NULL. Fails with `EINVAL` if no address is that
+/// long.
 ///
 /// # Safety
-/// As [`bytes`], up to the maximum length of an address.
+/// `addr` is NULL, or readable for `len` bytes, up to [`MAX_ADDR`], that are unchanged during `'a`.
 unsafe fn address_of_len<'a>(addr: *const sockaddr, len: socklen_t) -> Result<&'a [u8]> {
     if addr.is_null() {
         return Ok(&[]);
     }
     match len as usize {
-        // SAFETY: readable for its length, as the contract of this function says.
+        // SAFETY: `len` bytes, at most [`MAX_ADDR`], are readable: guaranteed by the caller.
         len @ ..=MAX_ADDR => Ok(unsafe { bytes(addr.cast(), len) }),
         _ => Err(Errno::EINVAL),
     }
@@ -142,7 +144,7 @@ unsafe fn address_of_len<'a>(addr: *const sockaddr, len: socklen_t) -> Result<&'
 /// Maximum number of buffers of one call (IOV_MAX of limits.h).
 const MAX_BUFFERS: usize = 1024;
 
-/// One buffer; `EFAULT` for NULL with a length.
+/// Returns one buffer. Fails with `EFAULT` for NULL with a length.
 pub fn buffer(start: *mut c_void, len: size_t) -> Result<iovec> {
     match (NonNull::new(start), len) {
         (Some(start), len) => Ok(iovec { iov_base: start.as_ptr(), iov_len: len }),
@@ -151,11 +153,11 @@ pub fn buffer(start: *mut c_void, len: size_t) -> Result<iovec> {
     }
 }
 
-/// The buffers of a vectored call. Fails with `EINVAL` for too many, and with `EFAULT` for NULL and
-/// for a buffer at NULL with a length.
+/// Returns the buffers of a vectored call. Fails with `EINVAL` if there are too many, and with
+/// `EFAULT` if `list` or a buffer is NULL but its length is not 0.
 ///
 /// # Safety
-/// NULL, or an array of `len` structures that is not changed during `'a`.
+/// `list` is NULL, or an array of `len` structures that are not changed during `'a`.
 pub unsafe fn buffers<'a>(list: *const iovec, len: size_t) -> Result<&'a [iovec]> {
     if len == 0 {
         return Ok(&[]);
@@ -164,7 +166,7 @@ pub unsafe fn buffers<'a>(list: *const iovec, len: size_t) -> Result<&'a [iovec]
         return Err(Errno::EINVAL);
     }
     let list = NonNull::new(list.cast_mut()).ok_or(Errno::EFAULT)?;
-    // SAFETY: not NULL, so it has `len` structures.
+    // SAFETY: not NULL, so it has `len` structures: guaranteed by the caller.
     let list = unsafe { slice::from_raw_parts(list.as_ptr(), len) };
     if list.iter().any(|buffer| buffer.iov_base.is_null() && buffer.iov_len > 0) {
         return Err(Errno::EFAULT);
@@ -172,30 +174,32 @@ pub unsafe fn buffers<'a>(list: *const iovec, len: size_t) -> Result<&'a [iovec]
     Ok(list)
 }
 
-/// Bytes of the program; `EFAULT` for NULL with a length.
+/// Returns bytes of the program. Fails with `EFAULT` for NULL with a length.
 ///
 /// # Safety
-/// NULL, or `len` readable bytes that are not changed during `'a`.
+/// `start` is NULL, or readable for `len` bytes that are not changed during `'a`.
 pub unsafe fn required_bytes<'a>(start: *const c_void, len: usize) -> Result<&'a [u8]> {
     match (NonNull::new(start.cast_mut()), len) {
         (_, 0) => Ok(&[]),
-        // SAFETY: not NULL, so `len` bytes are readable.
+        // SAFETY: not NULL, so `len` bytes are readable: guaranteed by the caller.
         (Some(start), len) => Ok(unsafe { slice::from_raw_parts(start.as_ptr().cast(), len) }),
         (None, _) => Err(Errno::EFAULT),
     }
 }
 
-/// Returns an address to the program as accept(2) does: truncated to the buffer, with its whole
-/// length; length 0 without an address. Writes nothing if `addr` is NULL.
+/// Stores an address for the program as accept(2) does: truncated to `*len` bytes, and its full
+/// length in `*len`, 0 without an address. Writes nothing if `addr` is NULL. Fails with `EFAULT` if
+/// only `len` is NULL.
 ///
 /// # Safety
-/// NULL, or a buffer of `*len` bytes that is writable, and so is `len` unless it is NULL.
+/// `len` is NULL, or valid for reads and writes. `addr` is NULL, or writable for `*len` bytes.
 pub unsafe fn name_out(name: Option<&sockaddr_storage>, addr: *mut sockaddr, len: *mut socklen_t) -> Result<()> {
     if addr.is_null() {
         return Ok(());
     }
     let len = NonNull::new(len).ok_or(Errno::EFAULT)?;
-    // SAFETY: neither is NULL: `len` is the size of the buffer at `addr`.
+    // SAFETY: neither pointer is NULL, so `len` is valid and `*len` bytes at `addr` are writable:
+    // guaranteed by the caller.
     unsafe {
         let whole = name.map_or(0, name_len);
         if let Some(name) = name {
@@ -206,21 +210,21 @@ pub unsafe fn name_out(name: Option<&sockaddr_storage>, addr: *mut sockaddr, len
     Ok(())
 }
 
-/// Where a result goes, whatever is there now; `EINVAL` for NULL.
+/// Returns the memory for a result, which may be uninitialised. Fails with `EINVAL` for NULL.
 ///
 /// # Safety
-/// NULL, or writable and used by nothing else during `'a`.
+/// `pointer` is NULL, or writable and used by nothing else during `'a`.
 pub unsafe fn out<'a, T>(pointer: *mut T) -> Result<&'a mut MaybeUninit<T>> {
-    // SAFETY: NULL or writable, as the contract of this function says.
+    // SAFETY: `pointer` is NULL or writable: guaranteed by the caller.
     unsafe { pointer.cast::<MaybeUninit<T>>().as_mut() }.ok_or(Errno::EINVAL)
 }
 
-/// A structure that is read and updated; `EINVAL` for NULL.
+/// Returns a structure that is read and updated. Fails with `EINVAL` for NULL.
 ///
 /// # Safety
-/// NULL, or valid and used by nothing else during `'a`.
+/// `pointer` is NULL, or valid and used by nothing else during `'a`.
 pub unsafe fn inout<'a, T>(pointer: *mut T) -> Result<&'a mut T> {
-    // SAFETY: NULL or valid, as the contract of this function says.
+    // SAFETY: `pointer` is NULL or valid: guaranteed by the caller.
     unsafe { pointer.as_mut() }.ok_or(Errno::EINVAL)
 }
 

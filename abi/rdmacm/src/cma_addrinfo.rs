@@ -74,10 +74,10 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
     })
 }
 
-/// Returns the result of rdma_resolve_addrinfo(), once.
+/// Returns the result of rdma_resolve_addrinfo(), only once.
 ///
-/// info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT when there is
-/// none.
+/// info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT if there is no
+/// result, or it was returned before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
     status(Call::id("rdma_query_addrinfo", id), || {

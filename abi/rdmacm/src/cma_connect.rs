@@ -56,10 +56,10 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_i
 /// Requests a connection, or for datagrams the number and Q_Key of the peer's QP. The route must be
 /// resolved.
 ///
-/// conn_param: may be NULL for RDMA_PS_TCP ids with a QP: the device's maximum of RDMA reads, 7
-/// retries. Ends in RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE or
-/// RDMA_CM_EVENT_CONNECT_ERROR; without a QP on the id, RDMA_CM_EVENT_CONNECT_RESPONSE comes first.
-/// Returns 0, or -1 and errno.
+/// conn_param: NULL, for RDMA_PS_TCP ids with a QP only, stands for the device's maximum of RDMA
+/// reads and 7 retries. Ends in RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
+/// RDMA_CM_EVENT_UNREACHABLE or RDMA_CM_EVENT_CONNECT_ERROR; without a QP on the id,
+/// RDMA_CM_EVENT_CONNECT_RESPONSE comes first. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     quick_status(Call::id("rdma_connect", id), || {

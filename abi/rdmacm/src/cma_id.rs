@@ -1,4 +1,4 @@
-//! `rdma/rdma_cma.h`: ids and endpoints, and what is asked of or set on them.
+//! `rdma/rdma_cma.h`: ids and endpoints, their options and attributes.
 
 use std::ffi::{c_int, c_void};
 

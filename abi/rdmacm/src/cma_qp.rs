@@ -1,4 +1,4 @@
-//! `rdma/rdma_cma.h`: queue pairs, and the multicast groups that they are attached to.
+//! `rdma/rdma_cma.h`: queue pairs, and multicast groups to which queue pairs are attached.
 
 use std::ffi::{c_int, c_void};
 

@@ -2,16 +2,16 @@
 //!
 //! Each exported function is a shim: it checks the pointers that may not be NULL, calls the core,
 //! and reports the outcome the C way (-1 or NULL, and `errno`). The comments of the functions are
-//! the comments of `include/rdma/*.h`, which cbindgen generates from these files, so they speak to
-//! C programmers. The exports are listed in `symbols.map`.
+//! C programmers read the comments of the exported functions, because cbindgen generates
+//! `include/rdma/*.h` from these files. The exports are listed in `symbols.map`.
 //!
 //! # Safety
 //!
-//! What holds for every function here, and what the `SAFETY` comments call the C contract: a
-//! pointer is NULL or points to a live object of its type; an id, channel, event or list came from
-//! this library and was not given back yet; a string ends in a NUL; a buffer is as long as the
-//! length that goes with it. NULL where a pointer is required is an error (`EINVAL`), not undefined
-//! behaviour.
+//! The caller of every exported function guarantees the following, which the `SAFETY` comments call
+//! the C contract: a pointer is NULL or points to a live object of its type; an id, channel, event
+//! or list came from this library and was not given back yet; a string ends in a NUL; a buffer is
+//! as long as its length argument says. NULL where a pointer is required is an error (`EINVAL`),
+//! not undefined behaviour.
 
 mod args;
 mod cma_addrinfo;
@@ -30,17 +30,17 @@ use rdmacm_core::Result;
 use rdmacm_core::rsocket::process;
 use report::{Call, report, report_quick};
 
-/// Reports a call as an int: 0, or -1 and `errno`.
+/// Runs a call. Returns 0, or -1 with `errno` set.
 fn status(call: Call, run: impl FnOnce() -> Result<()>) -> c_int {
     report(call, -1, || run().map(|()| 0))
 }
 
-/// As [`status`], for the calls that each connection needs ([`report::report_quick`]).
+/// Like [`status`], but with [`report_quick`]: for the calls that each connection needs.
 fn quick_status(call: Call, run: impl FnOnce() -> Result<()>) -> c_int {
     report_quick(call, -1, || run().map(|()| 0))
 }
 
-/// Reports a call as a pointer: NULL and `errno` on failure.
+/// Runs a call. Returns its pointer, or NULL with `errno` set.
 fn pointer<T>(call: Call, run: impl FnOnce() -> Result<NonNull<T>>) -> *mut T {
     report(call, null_mut(), || run().map(NonNull::as_ptr))
 }
@@ -53,6 +53,6 @@ static ON_LOAD: extern "C" fn() = process::on_load;
 #[unsafe(link_section = ".fini_array")]
 static ON_EXIT: extern "C" fn() = process::on_exit;
 
-/// Lets `os::alloc::try_arc` allocate.
+/// The global allocator, which `os::alloc::try_arc` requires.
 #[global_allocator]
 static ALLOCATOR: rdmacm_core::os::alloc::Allocator = rdmacm_core::os::alloc::Allocator;

@@ -1,4 +1,5 @@
-//! The result of a call for its C caller: its value, `errno`, and a line in the log if it failed.
+//! Reports the result of a call to its C caller: the value, `errno`, and a log line if the call
+//! failed.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -12,24 +13,24 @@ use rdmacm_core::os::mark::Mark;
 use rdmacm_core::rsocket::{self, calls};
 use rdmacm_core::{Errno, Result};
 
-/// A call of the program: its name, and what it is about.
+/// A call of the program: its name, and the object that it concerns.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     name: &'static str,
     about: About,
-    /// The address that it was given, with its length.
+    /// The address argument, with its length.
     address: Option<(*const sockaddr, socklen_t)>,
 }
 
-/// Length of an address that is as long as its family says.
+/// Length for an address argument without a length: the address is complete for its family.
 pub const WHOLE: socklen_t = socklen_t::MAX;
 
 #[derive(Clone, Copy, Debug)]
 enum About {
     Nothing,
-    /// Live, or NULL.
+    /// A live id, or NULL.
     Id(*const rdma_cm_id),
-    /// Perhaps destroyed: only the address is used.
+    /// An id that may have been destroyed: only the pointer's value is used.
     Gone(*const rdma_cm_id),
     Socket(c_int),
     /// Like `Socket`, but for a datagram socket the address is the destination.
@@ -37,44 +38,47 @@ enum About {
 }
 
 impl Call {
-    /// About nothing that has a name yet.
+    /// Creates a call that concerns no existing id or rsocket.
     #[inline]
     pub const fn new(name: &'static str) -> Call {
         Call { name, about: About::Nothing, address: None }
     }
 
-    /// About an id: NULL, or live after the call, as the C contract requires of calls that fail.
+    /// Creates a call that concerns an id. The id is NULL, or still live if the call fails, as the
+    /// C contract requires.
     #[inline]
     pub const fn id(name: &'static str, id: *mut rdma_cm_id) -> Call {
         Call { name, about: About::Id(id), address: None }
     }
 
-    /// About an id that the call may have destroyed.
+    /// Creates a call that concerns an id, which it may have destroyed.
     #[inline]
     pub const fn gone(name: &'static str, id: *mut rdma_cm_id) -> Call {
         Call { name, about: About::Gone(id), address: None }
     }
 
-    /// About the rsocket of a descriptor, if there is one.
+    /// Creates a call that concerns the rsocket of a descriptor, if there is one.
     #[inline]
     pub const fn socket(name: &'static str, fd: c_int) -> Call {
         Call { name, about: About::Socket(fd), address: None }
     }
 
-    /// With an address.
+    /// Adds the address argument.
     ///
     /// # Safety
-    /// When the call fails, `len` bytes of the address are readable, unless it is NULL.
+    /// When the call fails, `address` is NULL, readable for `len` bytes, or complete for its family
+    /// if `len` is [`WHOLE`].
     #[inline]
     pub const unsafe fn with(self, address: *const sockaddr, len: socklen_t) -> Call {
         Call { address: Some((address, len)), ..self }
     }
 
-    /// With the destination of a datagram. That of a stream is ignored: programs pass what is not
-    /// an address.
+    /// Adds the destination of a datagram. For a stream the address is ignored, because programs
+    /// pass invalid ones.
     ///
     /// # Safety
-    /// As for [`Call::with`], if the rsocket is a datagram socket.
+    /// When the call fails on a datagram socket, `len` bytes at `address` are readable, unless it
+    /// is NULL.
     #[inline]
     pub const unsafe fn to(self, address: *const sockaddr, len: socklen_t) -> Call {
         match self.about {
@@ -93,23 +97,23 @@ impl Call {
         }
     }
 
-    /// Addresses and device of the id or rsocket, and the address of the call where those have
-    /// none.
+    /// Returns the addresses and device of the id or rsocket, with the address argument in place of
+    /// an unknown address. `None` if nothing is known.
     fn endpoints(&self) -> Option<Endpoints> {
         let mut endpoints = match self.about {
             About::Nothing | About::Gone(_) => None,
-            // SAFETY: NULL or live: guaranteed by the shim that made the `Call`.
+            // SAFETY: the id is NULL or live: guaranteed by the shim that made the `Call`.
             About::Id(id) => unsafe { Id::from_c(id.cast_mut()).ok().map(cm::log::endpoints) },
             About::Sending(fd) if !calls::is_datagram(fd) => return calls::endpoints(fd),
             About::Socket(fd) | About::Sending(fd) => calls::endpoints(fd),
         };
         if let Some((address, len)) = self.address
-            // SAFETY: readable: guaranteed by the shim that made the `Call`.
+            // SAFETY: the address is NULL or readable: guaranteed by the shim that made the `Call`.
             && let Ok(address) = unsafe { rsocket::address(address, len) }
         {
             let endpoints = endpoints.get_or_insert(Endpoints::NONE);
             match self.about {
-                // Wherever it is connected to.
+                // The destination replaces the peer to which the socket is connected.
                 About::Sending(_) => endpoints.dst = *address.storage(),
                 _ => endpoints.add(address.storage(), matches!(self.name, "rdma_bind_addr" | "rbind")),
             }
@@ -119,29 +123,30 @@ impl Call {
 }
 
 /// Runs a call for its C caller. Returns its value on success, with `errno` as it was before;
-/// otherwise `failed`, with `errno` set. `call` describes it in the log. Fails with `EAGAIN` in a
-/// signal handler that has interrupted another call.
+/// otherwise `failed`, with `errno` set. `call` describes the failed call in the log. Fails with
+/// `EAGAIN` in a signal handler that has interrupted another call.
 pub fn report<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     report_or(call, failed, || run().map_err(|error| (failed, error)))
 }
 
-/// As [`report`], for a call that may wait.
+/// Like [`report`], for a call that may wait, and is therefore a cancellation point.
 pub fn report_waiting<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     report_quick(call, failed, || cancel::in_waiting_call(run))
 }
 
-/// As [`report`], for calls whose failures have values of their own.
+/// Like [`report`], for a call that returns different values for different failures.
 pub fn report_or<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
     marked(call, failed, || cancel::in_call(run))
 }
 
-/// As [`report`], for a quick call: `run` itself uses [`cancel::in_call`] or
+/// Like [`report`], for a quick call: `run` itself uses [`cancel::in_call`] or
 /// [`cancel::in_waiting_call`] around cancellation points.
 pub fn report_quick<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     marked(call, failed, || run().map_err(|error| (failed, error)))
 }
 
-/// As [`report`], for what librspreload asks at any time, also in the middle of another call.
+/// Like [`report`], for options that librspreload uses at any time: succeeds even in the middle of
+/// another call.
 pub fn report_unmarked<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     finish(call, || cancel::disabled(run).map_err(|error| (failed, error)))
 }
@@ -167,8 +172,8 @@ fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)
     }
 }
 
-/// Fails with `EAGAIN`: the usual failure of event loops, which takes nothing else. A cancellation
-/// point.
+/// Returns -1 with `errno` set to `EAGAIN`: a short path for the usual failure in an event loop. A
+/// cancellation point.
 #[inline(never)]
 pub fn would_block() -> c_int {
     cancel::test();
@@ -176,9 +181,10 @@ pub fn would_block() -> c_int {
     -1
 }
 
-/// The thread's errno.
+/// Returns the thread's `errno`.
 fn errno() -> &'static Cell<c_int> {
-    // SAFETY: its address is valid to the end of the thread, in which the reference stays.
+    // SAFETY: the address is valid until the thread ends, and a reference to a `Cell` stays in its
+    // thread.
     unsafe { &*libc::__errno_location().cast() }
 }
 

@@ -69,7 +69,7 @@ pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen:
     })
 }
 
-/// Copies the address of a connect(2): `None` for AF_UNSPEC.
+/// Copies the address argument of rconnect(3). Returns `None` for AF_UNSPEC.
 ///
 /// # Safety
 /// `addr` is NULL or readable for `len` bytes.
@@ -96,11 +96,13 @@ pub unsafe extern "C" fn rclose(socket: c_int) -> c_int {
     report(Call::socket("rclose", socket), -1, || calls::close(socket).map(|()| 0))
 }
 
+/// rrecv(3), or rread(3) if `READ`: tries the fast path first.
+///
 /// # Safety
-/// Writable for `len` bytes.
+/// `buf` is NULL or writable for `len` bytes.
 #[inline]
 unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: writable for `len` bytes: guaranteed by the caller.
+    // SAFETY: `buf` is NULL or writable for `len` bytes: guaranteed by the caller.
     unsafe {
         match calls::receive_at_once(socket, buf.cast(), len, flags) {
             Some(Ok(done)) => {
@@ -114,13 +116,15 @@ unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t
     }
 }
 
+/// rrecv(3), or rread(3) if `READ`, without the fast path.
+///
 /// # Safety
-/// `buf` is as for rrecv(3), or rread(3).
+/// `buf` is NULL or writable for `len` bytes.
 #[cold]
 #[inline(never)]
 unsafe fn receive_any<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let call = Call::socket(if READ { "rread" } else { "rrecv" }, socket);
-    // SAFETY: as above: guaranteed by the caller.
+    // SAFETY: `buf` is NULL or writable for `len` bytes: guaranteed by the caller.
     report_waiting(call, -1, || unsafe { Ok(received(socket, &[buffer(buf, len)?], flags)?.len as ssize_t) })
 }
 
@@ -128,7 +132,7 @@ unsafe fn receive_any<const READ: bool>(socket: c_int, buf: *mut c_void, len: si
 #[inline(never)]
 fn receive_failed<const READ: bool>(socket: c_int, error: Errno) -> ssize_t {
     report_quick(Call::socket(if READ { "rread" } else { "rrecv" }, socket), -1, || {
-        // Other errors are reported once.
+        // Other errors are reported only once, so cancellation must not discard them.
         if error == Errno::EAGAIN {
             cancel::test();
         }
@@ -179,11 +183,13 @@ pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int)
     })
 }
 
+/// rsend(3), or rwrite(3) if `WRITE`: tries the fast path first.
+///
 /// # Safety
-/// Readable for `len` bytes.
+/// `buf` is NULL or readable for `len` bytes.
 #[inline]
 unsafe fn send<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: readable for `len` bytes: guaranteed by the caller.
+    // SAFETY: `buf` is NULL or readable for `len` bytes: guaranteed by the caller.
     unsafe {
         if calls::send_at_once(socket, buf.cast(), len, flags) {
             probes::rs_send(socket, len);
@@ -193,50 +199,52 @@ unsafe fn send<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t
     }
 }
 
+/// rsend(3), or rwrite(3) if `WRITE`, without the fast path.
+///
 /// # Safety
-/// `buf` is as for rsend(3), or rwrite(3).
+/// `buf` is NULL or readable for `len` bytes.
 #[cold]
 #[inline(never)]
 unsafe fn send_any<const WRITE: bool>(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     let call = Call::socket(if WRITE { "rwrite" } else { "rsend" }, socket);
-    // SAFETY: as above: guaranteed by the caller.
+    // SAFETY: `buf` is NULL or readable for `len` bytes: guaranteed by the caller.
     report_waiting(call, -1, || unsafe { sent(socket, &[buffer(buf.cast_mut(), len)?], flags, calls::no_address) })
 }
 
-/// Sends, with a probe for tracers.
+/// Sends, and triggers the probe for tracers. Returns the number of bytes.
 ///
 /// # Safety
-/// Buffers readable for their lengths.
+/// The buffers are readable for their lengths.
 unsafe fn sent(
     socket: c_int,
     buffers: &[iovec],
     flags: c_int,
     to: impl FnOnce() -> Result<Option<SockAddr>>,
 ) -> Result<ssize_t> {
-    // SAFETY: buffers readable for their lengths: guaranteed by the caller.
+    // SAFETY: the buffers are readable for their lengths: guaranteed by the caller.
     let done = unsafe { calls::send(socket, buffers, flags, to)? };
     probes::rs_send(socket, done);
     Ok(done as ssize_t)
 }
 
-/// Sends a small message of several buffers, with a probe for tracers: as [`calls::send_at_once`]
-/// for one buffer.
+/// Sends a small message of several buffers if this needs no waiting, and triggers the probe for
+/// tracers. Returns the number of bytes, or `None` if [`sent`] has to be called.
 ///
 /// # Safety
-/// Buffers readable for their lengths.
+/// `iov` is NULL, or has `count` buffers, which are readable for their lengths.
 unsafe fn sent_at_once(socket: c_int, iov: *const iovec, count: size_t, flags: c_int) -> Option<ssize_t> {
-    // SAFETY: `count` buffers, readable for their lengths: guaranteed by the caller.
+    // SAFETY: `iov` is NULL, or has `count` readable buffers: guaranteed by the caller.
     let done = unsafe { calls::send_gathered_at_once(socket, buffers(iov, count).ok()?, flags)? };
     probes::rs_send(socket, done);
     Some(done as ssize_t)
 }
 
-/// Receives, with a probe for tracers.
+/// Receives, and triggers the probe for tracers.
 ///
 /// # Safety
-/// Buffers writable for their lengths.
+/// The buffers are writable for their lengths.
 unsafe fn received(socket: c_int, buffers: &[iovec], flags: c_int) -> Result<calls::ReceivedMessage> {
-    // SAFETY: buffers writable for their lengths: guaranteed by the caller.
+    // SAFETY: the buffers are writable for their lengths: guaranteed by the caller.
     let received = unsafe { calls::receive(socket, buffers, flags)? };
     probes::rs_recv(socket, received.len);
     Ok(received)
@@ -252,9 +260,9 @@ pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, f
 /// Returns the destination of a datagram, if one is given.
 ///
 /// # Safety
-/// Readable for `len` bytes, unless NULL.
+/// `addr` is NULL or readable for `len` bytes.
 unsafe fn destination(addr: *const sockaddr, len: socklen_t) -> Result<Option<SockAddr>> {
-    // SAFETY: readable for `len` bytes, unless NULL: guaranteed by the caller.
+    // SAFETY: `addr` is NULL or readable for `len` bytes: guaranteed by the caller.
     if addr.is_null() { Ok(None) } else { unsafe { core::address(addr, len).map(Some) } }
 }
 
@@ -282,13 +290,13 @@ pub unsafe extern "C" fn rsendto(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     let mut call = Call::socket("rsendmsg", socket);
-    // SAFETY: NULL or a message: guaranteed by the caller.
+    // SAFETY: `msg` is NULL or a live message: the C contract (crate documentation).
     if let Some(msg) = unsafe { msg.as_ref() } {
-        // SAFETY: its buffers are readable for their lengths: guaranteed by the caller.
+        // SAFETY: its buffers are readable for their lengths: the C contract (crate documentation).
         if let Some(done) = unsafe { sent_at_once(socket, msg.msg_iov, msg.msg_iovlen, flags) } {
             return done;
         }
-        // SAFETY: as above.
+        // SAFETY: its address is NULL or readable for its length: the C contract.
         call = unsafe { call.to(msg.msg_name.cast::<sockaddr>(), msg.msg_namelen) };
     }
     report_waiting(call, -1, || {
@@ -327,7 +335,7 @@ pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, count: size_t
 /// writev(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
-    // SAFETY: `iovcnt` buffers, readable for their lengths: guaranteed by the caller.
+    // SAFETY: NULL, or `iovcnt` buffers that are readable for their lengths: the C contract.
     if let Some(done) = unsafe { count(iovcnt).ok().and_then(|count| sent_at_once(socket, iov, count, 0)) } {
         return done;
     }
@@ -383,7 +391,7 @@ pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrle
     })
 }
 
-/// Runs a call for an option. librspreload asks some of its own in the middle of another call.
+/// Runs a call for an option. librspreload uses private options even in the middle of another call.
 fn report_option(call: Call, level: c_int, name: c_int, run: impl FnOnce() -> Result<c_int>) -> c_int {
     if calls::is_asked_at_any_time(level, name) { report_unmarked(call, -1, run) } else { report(call, -1, run) }
 }
@@ -448,7 +456,7 @@ pub unsafe extern "C" fn riomap(
     offset: off_t,
 ) -> off_t {
     report(Call::socket("riomap", socket), -1, || {
-        // None are defined.
+        // No flags are defined.
         let _ = flags;
         let start = NonNull::new(buf.cast()).ok_or(Errno::EINVAL)?;
         // SAFETY: the C contract (crate documentation).
@@ -509,30 +517,32 @@ pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxe
     })
 }
 
-/// `EINVAL` for a negative number of buffers.
+/// Converts a number of buffers. Fails with `EINVAL` if it is negative.
 fn count(number: c_int) -> Result<size_t> {
     size_t::try_from(number).map_err(|_| Errno::EINVAL)
 }
 
+/// Returns the descriptors for rpoll(3). Fails with `EFAULT` for NULL with a length.
+///
 /// # Safety
-/// NULL with a length of 0, or `len` structures.
+/// `fds` is NULL, or has `len` structures that are used by nothing else during `'a`.
 unsafe fn list<'a>(fds: *mut pollfd, len: nfds_t) -> Result<&'a mut [pollfd]> {
     if len == 0 {
         return Ok(&mut []);
     }
     let fds = NonNull::new(fds).ok_or(Errno::EFAULT)?;
-    // SAFETY: NULL with a length of 0, or `len` structures: guaranteed by the caller.
+    // SAFETY: not NULL, so it has `len` structures: guaranteed by the caller.
     Ok(unsafe { slice::from_raw_parts_mut(fds.as_ptr(), len as usize) })
 }
 
-/// Stores an address for a call that requires a buffer.
+/// Stores an address for the program. Fails with `EFAULT` if `addr` or `len` is NULL.
 ///
 /// # Safety
-/// NULL, or `len` is writable and `addr` for its value.
+/// `len` is NULL, or valid for reads and writes. `addr` is NULL, or writable for `*len` bytes.
 unsafe fn name_back(name: &libc::sockaddr_storage, addr: *mut sockaddr, len: *mut socklen_t) -> Result<()> {
     if addr.is_null() || len.is_null() {
         return Err(Errno::EFAULT);
     }
-    // SAFETY: as there: guaranteed by the caller.
+    // SAFETY: `len` is valid, and `*len` bytes at `addr` are writable: guaranteed by the caller.
     unsafe { name_out(Some(name), addr, len) }
 }
