@@ -1,4 +1,4 @@
-//! The r* calls by descriptor number.
+//! The r* calls: each looks up the object of a descriptor number, and calls its method.
 
 use std::ffi::{c_int, c_short};
 use std::mem::{self, MaybeUninit};
@@ -28,7 +28,7 @@ enum Object {
     Epoll(Arc<Epoll>),
 }
 
-/// The object behind a socket's number.
+/// The object behind the descriptor number of an rsocket.
 #[derive(Clone)]
 enum Socket {
     Stream(Arc<Stream>),
@@ -37,8 +37,8 @@ enum Socket {
 
 static TABLE: Table<Object> = Table::new();
 
-/// Whether the table has ever had an object. In `.data`, because the loader has already written to
-/// this page.
+/// Whether the table has ever had an object. In `.data`, whose page the loader has already written
+/// to: [`at_exit`] reads the flag without touching another page.
 #[unsafe(link_section = ".data")]
 static HAS_HAD_SOCKETS: AtomicBool = AtomicBool::new(false);
 
@@ -50,7 +50,7 @@ impl Lookup for Sockets {
         match &*TABLE.get(fd)? {
             Object::Socket(Socket::Stream(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
             Object::Socket(Socket::Datagram(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
-            // A descriptor of the kernel like any other.
+            // The kernel polls an epoll instance like any other descriptor.
             Object::Epoll(_) => None,
         }
     }
@@ -84,8 +84,9 @@ fn stream(fd: c_int) -> Result<Arc<Stream>> {
 fn register(fd: c_int, object: Object) -> Result<c_int> {
     HAS_HAD_SOCKETS.store(true, Ordering::Relaxed);
     pinned_budget::set_reclaim(&RECLAIM);
-    // A previous object under this number was closed with close(2) only. It is leaked: dropping it
-    // would close the number, which belongs to the new object now, and destroy its kernel object.
+    // The program has closed the descriptor of a previous object with close(2), not rclose(3). The
+    // previous object is leaked: dropping it would close the number, and destroy the kernel object
+    // behind it, which both belong to the new object now.
     mem::forget(TABLE.insert(fd, try_arc(object)?)?);
     Ok(fd)
 }
@@ -104,7 +105,7 @@ pub fn is_datagram(fd: c_int) -> bool {
     matches!(TABLE.pin(fd).as_deref(), Some(Object::Socket(Socket::Datagram(_))))
 }
 
-/// rsocket(3).
+/// rsocket(3). Returns the descriptor.
 pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
     process::register()?;
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
@@ -198,8 +199,8 @@ pub(super) unsafe fn after_fork() {
     unsafe { TABLE.after_fork() };
 }
 
-/// Fast path of a stream: receives what is buffered, or what comes next, without setting errno.
-/// Returns `None` if this call needs [`receive`], and has done nothing.
+/// Fast path of a stream: receives buffered data, or waits for data, without setting errno. Returns
+/// `None`, and has done nothing, if [`receive`] has to be called.
 ///
 /// # Safety
 /// `len` bytes at `start` are writable.
@@ -212,7 +213,8 @@ pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_in
     // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller.
     match unsafe { socket.receive_at_once(start, len, flags) } {
         Received::Data(len) => {
-            // Apart from the other ends of this call, which need the arguments again.
+            // Drop here, so that this path shares no code with the others, which need the arguments
+            // again.
             drop(pinned);
             drop(mark);
             Some(Ok(len))
@@ -220,11 +222,11 @@ pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_in
         Received::Unusual => None,
         Received::WouldBlock => Some(Err(Errno::EAGAIN)),
         Received::Nothing => {
-            // A pin does not last while the call waits.
+            // Release the pin before the call waits, and keep the stream by a reference.
             let stream = Arc::clone(socket);
             drop(pinned);
-            // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller; this thread has
-            // locked the stream.
+            // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller; with
+            // `Nothing`, this thread has locked the stream.
             match unsafe { receive_locked(stream, start, len, flags) } {
                 done @ 0.. => Some(Ok(done as usize)),
                 error => Some(Err(Errno::new(-error as c_int))),
@@ -233,8 +235,8 @@ pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_in
     }
 }
 
-/// Continues a call that has found no data. Returns the number of bytes or a negative errno: one
-/// word, which passes in a register.
+/// Continues a [`receive_at_once`] that has found no data. Returns the number of bytes or a
+/// negative errno: a single word, which is returned in a register.
 ///
 /// # Safety
 /// `len` bytes at `start` are writable. This thread has locked the stream.
@@ -277,7 +279,8 @@ pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int)
     // SAFETY: `len` bytes at `data` are readable: guaranteed by the caller.
     let sent = unsafe { socket.send_at_once(data, len, flags) };
     if sent {
-        // Apart from the other ends of this call, which need the arguments again.
+        // Drop here, so that this path shares no code with the others, which need the arguments
+        // again.
         drop(pinned);
         drop(mark);
     }
@@ -319,17 +322,18 @@ pub unsafe fn send(
     }
 }
 
-/// Raises SIGPIPE if the program expects it.
+/// Raises SIGPIPE for `EPIPE`, if the stream has the option and `flags` do not contain
+/// MSG_NOSIGNAL.
 #[cold]
 fn broken_pipe(socket: &Stream, error: Errno, flags: c_int) {
     if error == Errno::EPIPE && flags & libc::MSG_NOSIGNAL == 0 && socket.raises_sigpipe() {
-        // The handler may make calls.
+        // `sleep` clears the thread's mark, so that a handler of the signal may make calls.
         // SAFETY: raises a signal for this thread, which holds no lock.
         cancel::sleep(|| unsafe { libc::raise(libc::SIGPIPE) });
     }
 }
 
-/// The argument of [`send`] for calls without an address.
+/// The `to` argument of [`send`] for calls without an address.
 pub fn no_address() -> Result<Option<SockAddr>> {
     Ok(None)
 }
@@ -339,7 +343,7 @@ pub fn poll(fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
     poll::poll(&Sockets, fds, timeout)
 }
 
-/// Returns the lookup for rselect().
+/// Returns the lookup of rsockets for rselect(3).
 pub fn lookup() -> &'static dyn Lookup {
     &Sockets
 }
@@ -360,8 +364,8 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
     }
 }
 
-/// Returns whether this is an option of librspreload that concerns no rsocket's lock, for which it
-/// asks in the middle of another call and around a fork().
+/// Returns whether librspreload may use this option in the middle of another call and around a
+/// fork(): one of its private options that takes no rsocket's lock.
 pub fn is_asked_at_any_time(level: c_int, name: c_int) -> bool {
     use base::private::{FORK, IS_OWN, LEVEL, LOG, MARKS};
     level == LEVEL && [FORK, IS_OWN, LOG, MARKS].contains(&name)
@@ -412,11 +416,12 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
     }
 }
 
-/// Runs when the process ends: waits until the data of streams that the program has closed or shut
-/// down has arrived. Touches no other page of the library if the process never had an rsocket.
+/// Runs when the process exits: waits until the data of streams that the program has closed or shut
+/// down has arrived. If the process never had an rsocket, touches only the pages of this function
+/// and of the flag.
 #[unsafe(link_section = ".text.startup")]
 pub fn at_exit() {
-    // Not if a handler that interrupted a call exits.
+    // Does nothing if a signal handler that has interrupted a call exits.
     if HAS_HAD_SOCKETS.load(Ordering::Relaxed)
         && let Some(_mark) = Mark::set()
     {
@@ -435,8 +440,8 @@ fn flush_at_exit() {
     stream::wait_for_all();
 }
 
-/// Runs when the process ends: disconnects all streams, like sockets that the program has not
-/// closed.
+/// Runs when a process under librspreload exits: flushes and disconnects all streams, as the kernel
+/// does with sockets that the program has not closed.
 fn flush_all_on_exit() {
     TABLE.for_each(|_, object| {
         if let Object::Socket(Socket::Stream(stream)) = &*object {
@@ -446,7 +451,7 @@ fn flush_all_on_exit() {
     stream::wait_for_all();
 }
 
-/// Called when a new connection lacks memory.
+/// Passed to [`pinned_budget::set_reclaim`]: called when a new connection lacks memory.
 static RECLAIM: fn() = return_memory;
 
 /// Makes idle streams return the growth of their buffers. Streams that are busy or locked keep it.
@@ -458,7 +463,7 @@ fn return_memory() {
     });
 }
 
-/// rfcntl(3). `argument` is used by commands that have an argument.
+/// rfcntl(3). Commands without an argument ignore `argument`.
 pub fn control(fd: c_int, command: c_int, argument: usize) -> Result<c_int> {
     let stream = match socket_of(fd)? {
         Socket::Stream(stream) => stream,
@@ -472,10 +477,11 @@ pub fn control(fd: c_int, command: c_int, argument: usize) -> Result<c_int> {
     }
 }
 
-/// riomap(3).
+/// riomap(3). Returns the offset.
 ///
 /// # Safety
-/// As for [`Stream::map`].
+/// The memory stays mapped until riounmap(3) or rclose(3), and the program expects that the peer
+/// writes there.
 pub unsafe fn map(fd: c_int, start: NonNull<u8>, len: usize, prot: c_int, offset: i64) -> Result<i64> {
     // SAFETY: the conditions of [`Stream::map`] are guaranteed by the caller.
     unsafe { stream(fd)?.map(start, len, prot, offset) }
@@ -486,7 +492,7 @@ pub fn unmap(fd: c_int, start: usize, len: usize) -> Result<()> {
     stream(fd)?.unmap(start, len)
 }
 
-/// riowrite(3).
+/// riowrite(3). Returns the number of bytes written.
 ///
 /// # Safety
 /// `data` is readable memory of the program.
@@ -495,15 +501,15 @@ pub unsafe fn write_mapped(fd: c_int, data: &[u8], offset: u64, flags: c_int) ->
     unsafe { stream(fd)?.write_mapped(data, offset, flags) }
 }
 
-/// repoll_create(3).
+/// repoll_create(3). Returns the descriptor.
 pub fn epoll_create(flags: c_int) -> Result<c_int> {
     let epoll = Epoll::create(flags)?;
     let fd = epoll.fd();
     register(fd, Object::Epoll(Arc::clone(&epoll))).inspect_err(|_| epoll.close())
 }
 
-/// Returns the object that repoll_create() made. Fails with `EINVAL` for other descriptors, like
-/// the kernel's epoll.
+/// Returns the repoll instance of `fd`. Fails with `EINVAL` for an rsocket, and with `EBADF` if
+/// `fd` is neither.
 fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
     match TABLE.get(fd).as_deref() {
         Some(Object::Epoll(epoll)) => Ok(Arc::clone(epoll)),
@@ -512,7 +518,8 @@ fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
     }
 }
 
-/// Moves a member of a repoll to an epoll of the program's, under another number.
+/// Moves a member of the repoll instance `fd` to a kernel epoll instance of the program, where
+/// another descriptor replaces the member. `value` is a [`Handover`](base::private::Handover).
 fn hand_over(fd: c_int, value: &[u8]) -> Result<()> {
     let int = |at: usize| value.get(at..).and_then(<[u8]>::first_chunk).map(|bytes| c_int::from_ne_bytes(*bytes));
     let member = int(mem::offset_of!(base::private::Handover, member));

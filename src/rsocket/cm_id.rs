@@ -23,21 +23,21 @@ pub struct CmId {
     channel: NonNull<rdma_event_channel>,
 }
 
-// SAFETY: ids and channels may be used by one thread at a time. A CmId is used through `&mut` or
+// SAFETY: any thread may use an id and its channel, one at a time. A CmId is used through `&mut` or
 // under its owner's lock.
 unsafe impl Send for CmId {}
 
 /// A copy of an event.
 #[derive(Debug)]
 pub struct Event {
-    /// `enum rdma_cm_event_type`.
+    /// A value of `enum rdma_cm_event_type`.
     pub kind: u32,
     /// 0, -errno, or a reason of the transport.
     pub status: c_int,
     /// The new id of a connection request.
     pub request: Option<Request>,
-    /// The peer takes RDMA reads, as its part of the handshake says. The reference's does if it
-    /// accepts.
+    /// Whether the peer takes RDMA reads, according to its part of the handshake. A peer with
+    /// rdma-core does if it is the accepting side.
     pub takes_reads: bool,
     data: [u8; PRIVATE_DATA],
     len: usize,
@@ -50,18 +50,18 @@ impl Event {
     }
 }
 
-/// The id of a connection request, which is still on the listener's channel. Accepted or dropped
-/// before the listener's [`CmId`], which owns the channel, is dropped: with the listener's lock
-/// held, after the listener was closed, or while rclose(3) waits for that. Dropping it rejects the
-/// connection.
+/// The id of a connection request, which is still on the listener's channel. Dropping it rejects
+/// the connection. It is accepted or dropped before the listener's [`CmId`], which owns the
+/// channel: under the listener's lock, after the listener was closed, or by a thread that rclose(3)
+/// waits for.
 #[derive(Debug)]
 pub struct Request {
     id: NonNull<rdma_cm_id>,
-    /// See [`Event::takes_reads`].
+    /// Whether the peer takes RDMA reads ([`Event::takes_reads`]).
     pub takes_reads: bool,
 }
 
-// SAFETY: as for CmId.
+// SAFETY: any thread may use an id, one at a time, and only the owner of the request uses this one.
 unsafe impl Send for Request {}
 
 impl Drop for Request {
@@ -70,7 +70,7 @@ impl Drop for Request {
         // live.
         unsafe {
             if let Ok(id) = OwnedId::from_c(self.id.as_ptr()) {
-                // Rejecting informs the peer without a time-out. A failure can be ignored.
+                // The rejection informs the peer at once. If it fails, the peer times out.
                 let _ = cm::reject(&id, &[]);
                 let _ = cm::destroy_id(id);
             }
@@ -79,10 +79,10 @@ impl Drop for Request {
 }
 
 impl Request {
-    /// Returns whether the peer still waits for an answer. The kernel does not report the end of a
-    /// request that was not accepted, but fails to prepare its QP.
+    /// Returns whether the peer still waits for an answer. If the peer gives up before it is
+    /// accepted, the kernel does not report this, but refuses with `EINVAL` to prepare the QP.
     pub fn is_pending(&self) -> bool {
-        // SAFETY: the id is live.
+        // SAFETY: the id is live until `self` is dropped.
         let id = unsafe { Id::from_c(self.id.as_ptr()) };
         // SAFETY: all zeros are a value of the structure.
         let mut attr: verbs::ibv_qp_attr = unsafe { mem::zeroed() };
@@ -92,7 +92,7 @@ impl Request {
 
     /// Opens the device of the request for [`accept`](Self::accept), unless it is open.
     pub fn open_device(&self) -> Result<()> {
-        // SAFETY: the id is live.
+        // SAFETY: the id is live until `self` is dropped.
         unsafe { Id::from_c(self.id.as_ptr()) }.and_then(cm::open_request_device)
     }
 
@@ -101,13 +101,13 @@ impl Request {
         cm::create_another_channel()
     }
 
-    /// Moves the id to a channel of its own.
+    /// Moves the id to `channel`. Returns both. A failure drops both, which rejects the connection.
     pub fn accept(self, channel: OwnedChannel) -> Result<CmId> {
         let channel = channel.into_c();
         // SAFETY: the id, its listener and the new channel are live.
         let (id, target) = unsafe { (Id::from_c(self.id.as_ptr()), EventChannel::from_c(channel.as_ptr())) };
         if let Err(error) = id.and_then(|id| cm::migrate_id(id, target)) {
-            // SAFETY: the channel has no ids.
+            // SAFETY: only this call uses the channel, which has no ids.
             drop(unsafe { OwnedChannel::from_c(channel.as_ptr()) });
             return Err(error);
         }
@@ -115,7 +115,8 @@ impl Request {
     }
 }
 
-/// A process without access to the connection manager gets `ENOMEM` (docs/compatibility.md).
+/// Replaces the errors of a process without access to the connection manager by `ENOMEM`
+/// (docs/compatibility.md).
 fn to_enomem(error: Errno) -> Errno {
     match error.get() {
         libc::ENOENT | libc::EACCES => Errno::ENOMEM,
@@ -124,14 +125,14 @@ fn to_enomem(error: Errno) -> Errno {
 }
 
 impl CmId {
-    /// Creates an id in a port space.
+    /// Creates an id in `port_space`, and its channel.
     pub fn new(port_space: u32) -> Result<CmId> {
         let channel = cm::create_event_channel().map_err(to_enomem)?.into_c();
         // SAFETY: the channel is live.
         match unsafe { create_on(channel, port_space) } {
             Ok(id) => Ok(CmId::with(id, channel)),
             Err(error) => {
-                // SAFETY: the channel has no ids.
+                // SAFETY: only this call uses the channel, which has no ids.
                 drop(unsafe { OwnedChannel::from_c(channel.as_ptr()) });
                 Err(error)
             }
@@ -178,7 +179,8 @@ impl CmId {
         }
         // SAFETY: the channel is live and used under the lock of this id's owner.
         unsafe { (*self.channel.as_ptr()).fd = new };
-        // SAFETY: `old` is open, and was closed by the channel only, which has another number now.
+        // SAFETY: `old` is open, and only the channel would have closed it, which has another
+        // descriptor now.
         Ok(unsafe { OwnFd::adopt(old) })
     }
 
@@ -200,11 +202,12 @@ impl CmId {
     }
 
     /// Makes a call. The kernel rejects it with `EACCES` if the process has changed its user since
-    /// the channel was opened, or if another thread opened the channel after the change: then the
-    /// id is moved to a new file, and the call is repeated. The caller holds the owner's lock.
+    /// the channel was opened or, after such a change, if another thread opened the channel. Then
+    /// the id is moved to a new file, and the call is repeated. The caller holds the owner's lock.
     fn retry_on_eacces<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
-        /// Groups, group and user may change one after the other in the meantime. The address may
-        /// also be restricted to privileged users, which no retry changes.
+        /// The process may change its groups, group and user one after the other, each between two
+        /// tries. The number is limited because no try succeeds for an address that is restricted
+        /// to privileged users.
         const TRIES: usize = 4;
         for _ in 0..TRIES {
             match call() {
@@ -231,7 +234,7 @@ impl CmId {
         self.retry_on_eacces(|| cm::bind_addr(self.id(), addr))
     }
 
-    /// rdma_listen(3). [`Request::open_device`] is called for each request.
+    /// rdma_listen(3). The caller has to call [`Request::open_device`] for each request.
     pub fn listen(&self, backlog: c_int) -> Result<()> {
         cm::defer_devices(self.id());
         self.retry_on_eacces(|| cm::listen(self.id(), backlog))
@@ -257,12 +260,12 @@ impl CmId {
         cm::resolve_route_soon(self.id(), timeout_ms)
     }
 
-    /// rdma_connect(3), or rdma_accept(3) for a request. `data` is the private data of at most 255
-    /// bytes.
+    /// rdma_connect(3) if `active` is set, otherwise rdma_accept(3). `data` is the private data of
+    /// at most 255 bytes.
     pub fn connect_or_accept(&self, active: bool, initiator_depth: u8, data: &[u8]) -> Result<()> {
-        /// Seven means infinitely on soft-RoCE, but a peer that has gone must be noticed.
+        /// With 7, soft-RoCE retries for ever, but a peer that is gone must be noticed.
         const RETRIES: u8 = 6;
-        /// Infinitely: control messages need no credit, so a receive may not be posted yet.
+        /// No limit: control messages take no credit, so they may find no receive posted yet.
         const RECEIVER_NOT_READY: u8 = 7;
         let param = Some(ConnParam {
             private_data: data,
@@ -276,8 +279,8 @@ impl CmId {
         if active { cm::connect(self.id(), param) } else { cm::accept(self.id(), param) }
     }
 
-    /// Returns the next event. Fails with `EAGAIN` if there is none, after
-    /// [`set_nonblocking`](Self::set_nonblocking).
+    /// Returns the next event. Without one, fails with `EAGAIN` after
+    /// [`set_nonblocking`](Self::set_nonblocking), and blocks otherwise.
     pub fn event(&self) -> Result<Event> {
         // SAFETY: the channel is live as long as `self`.
         let channel = unsafe { EventChannel::from_c(self.channel.as_ptr()) }.ok_or(Errno::EINVAL)?;
@@ -346,8 +349,8 @@ unsafe fn create_on(channel: NonNull<rdma_event_channel>, port_space: u32) -> Re
 /// # Safety
 /// The event is not acknowledged yet.
 unsafe fn read(event: &rdma_cm_event) -> Event {
-    // SAFETY: the event belongs to an id of RDMA_PS_TCP, so its parameters are those of
-    // connections.
+    // SAFETY: all bytes of `param` are initialised, and `conn` consists of numbers and a pointer to
+    // private data, which is at the same place in the parameters of datagram ids.
     let conn = unsafe { event.param.conn };
     let is_request = event.event == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32;
     // Soft-iWARP swaps `initiator_depth` and `responder_resources` of an accepting peer.

@@ -1,9 +1,9 @@
 //! Defaults of new rsockets: one number per file in `/etc/rdma/rsocket` (rsocket(7)), read once per
 //! process.
 //!
-//! As in the reference, the number is at the beginning of the file, after white space, and the rest
-//! of the file is ignored. Where the reference lets a number wrap around, the nearest possible
-//! number is used. A negative number is ignored.
+//! As in rdma-core, the number is at the beginning of the file, after white space, and the rest of
+//! the file is ignored. Where rdma-core lets a number wrap around, the nearest valid number is
+//! used. A negative number is ignored.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -35,7 +35,7 @@ pub struct Defaults {
     pub iomap: u16,
     /// Budget for growing stream buffers of the process, in bytes.
     pub grow_limit: u32,
-    /// Whether the QP of a datagram's sender may have another address than the packet.
+    /// Whether the header of a datagram may name a QP at another address than the packet's source.
     pub dgram_any_address: bool,
     /// Time in seconds after which a used path for datagrams is resolved again.
     pub dgram_path_lifetime: u32,
@@ -43,22 +43,22 @@ pub struct Defaults {
 
 /// Maximum number of queue entries, and of bytes sent inline.
 pub const MAX_ENTRIES: u16 = 0xFFFE;
-/// Minimum size of a send buffer: it has room for the largest datagram. A smaller one becomes
-/// [`SMALL_SEND_BUFFER`].
+/// Minimum size of a send buffer: it has room for the largest datagram.
 pub const MIN_SEND_BUFFER: u32 = 2048;
-/// See [`MIN_SEND_BUFFER`].
+/// Size of the send buffer if one below [`MIN_SEND_BUFFER`] is requested.
 pub const SMALL_SEND_BUFFER: u32 = 4096;
 
-/// Numbers are C ints.
+/// The largest number in a file: numbers are C ints.
 const MAX_NUMBER: u32 = i32::MAX as u32;
 
 const DIRECTORY: &str = "/etc/rdma/rsocket";
 
-/// Returns the defaults of this machine. Without memory to store them, the files are ignored.
+/// Returns the defaults of this machine: the built-in ones if there is no memory for those of the
+/// files.
 #[inline]
 pub fn defaults() -> &'static Defaults {
-    // Concurrent threads read the same files. No thread waits for another one, which may not exist
-    // in the child of a fork().
+    // Concurrent first calls all read the files. None waits for another one, whose thread may not
+    // exist in the child of a fork().
     static DEFAULTS: OnceBox<Defaults> = OnceBox::new();
     DEFAULTS.get().unwrap_or_else(|| read_files(&DEFAULTS))
 }
@@ -86,8 +86,8 @@ impl Defaults {
         }
     }
 
-    /// `number` returns the number in the file of a name. The file `wake_up_interval` is not
-    /// supported, because waiting calls are woken by events.
+    /// Returns the defaults of the files, where `number` returns the number in the file of a name.
+    /// The file `wake_up_interval` is ignored, because waiting calls are woken by events.
     fn from_files(number: impl Fn(&str) -> Option<u32>) -> Defaults {
         let built_in = Defaults::built_in();
         let entries = |name, built_in| number(name).map_or(built_in, |n| n.min(MAX_ENTRIES.into()) as u16);
@@ -106,8 +106,8 @@ impl Defaults {
     }
 }
 
-/// Returns the IPV6_V6ONLY of sockets whose program does not set it: net.ipv6.bindv6only, which the
-/// kernel's connection manager uses, too.
+/// Returns the default of IPV6_V6ONLY: net.ipv6.bindv6only, which the kernel's connection manager
+/// uses, too.
 pub fn v6only() -> bool {
     read(Path::new("/proc/sys/net/ipv6"), "bindv6only").is_some_and(|number| number != 0)
 }
@@ -116,7 +116,7 @@ fn at_least_one_datagram(bytes: u32) -> u32 {
     if bytes < MIN_SEND_BUFFER { SMALL_SEND_BUFFER } else { bytes }
 }
 
-/// Returns the number in a file, if it is in the first bytes.
+/// Returns the number at the beginning of a file. `None` if there is none, or no such file.
 fn read(directory: &Path, name: &str) -> Option<u32> {
     const MAX_LEN: usize = 64;
     let mut path = [0; 128];
@@ -135,7 +135,7 @@ fn read(directory: &Path, name: &str) -> Option<u32> {
     parse(text.get(..len)?)
 }
 
-/// Returns `directory/name` without allocation.
+/// Returns `directory/name`, built in `buffer`. `None` if it is too long.
 fn join<'a>(buffer: &'a mut [u8], directory: &[u8], name: &[u8]) -> Option<&'a [u8]> {
     let len = directory.len() + 1 + name.len();
     let path = buffer.get_mut(..len)?;
@@ -174,7 +174,7 @@ mod tests {
         Defaults::from_files(|name| if name == file { parse(text) } else { None })
     }
 
-    /// The file's content, and the result of the reference's rgetsockopt(RDMA_SQSIZE).
+    /// Each content of a file, with the result of rdma-core's rgetsockopt(RDMA_SQSIZE).
     #[test]
     fn numbers_are_parsed_like_the_reference() {
         for (text, sq) in [

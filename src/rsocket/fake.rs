@@ -1,5 +1,5 @@
 //! A fake rsocket for tests: a completion queue in memory with an eventfd as its completion
-//! channel. It is armed only by an arm() that returns 0.
+//! channel. The queue is armed only by an arm() that returns 0.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_short};
@@ -29,7 +29,7 @@ struct State {
     connected: bool,
     /// A blocking call sleeps in the completion channel.
     has_leader: bool,
-    /// librspreload has it.
+    /// The rsocket was handed over to librspreload.
     handed_over: bool,
     ready: c_short,
 }

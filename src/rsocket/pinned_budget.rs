@@ -1,7 +1,8 @@
-//! Process-wide budget for growing stream buffers: the file `grow_limit`, 64 MB by default.
+//! Process-wide budget for growing stream buffers. The file `grow_limit` sets it, 64 MB by default
+//! (rsocket(7)).
 //!
-//! Buffers larger than 512 KB are for processes with few busy streams: they are taken from the
-//! first sixteenth of the budget, which may fit into the CPU's caches.
+//! Buffers larger than 512 KB are for processes with few busy streams: they may use only the first
+//! sixteenth of the budget, which may fit into the CPU's caches.
 //!
 //! The budget never exceeds a quarter of the memory that the process may lock, because new
 //! connections need the rest. If a new connection still fails for lack of memory, idle streams
@@ -32,7 +33,7 @@ const LARGE_PART: u64 = 16;
 const LARGE: u32 = 1 << 19;
 /// The budget is at most this fraction of the lockable memory: one quarter.
 const LOCKED_PART: u64 = 4;
-/// The budget for full receive buffers is this multiple of that.
+/// The budget for full receive buffers is this many quarters of the lockable memory.
 const FULL_PARTS: u64 = 3;
 /// How long no buffer grows after a connection lacked memory, in milliseconds.
 const PAUSE: u64 = 10_000;
@@ -40,7 +41,7 @@ const PAUSE: u64 = 10_000;
 /// End of the pause, in milliseconds of the monotonic clock. 0: there was none.
 static PAUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Makes idle streams return memory. Set by the module above that has their table.
+/// Makes idle streams return memory. Set by `calls`, which has the table of streams.
 static RECLAIM: OnceRef<'static, fn()> = OnceRef::new();
 
 /// Sets the function that [`with_memory`] calls when memory is short. Only the first call has an
@@ -72,7 +73,7 @@ pub fn with_memory<T>(make: impl Fn() -> Result<T>) -> Result<T> {
     }
 }
 
-/// Returns the budget in bytes.
+/// Returns the budget for growth, in bytes. `lockable` is `None` if memory locking is unlimited.
 fn limit_of(grow_limit: u32, lockable: Option<u64>) -> u64 {
     lockable.map_or(u64::MAX, |bytes| bytes / LOCKED_PART).min(grow_limit.into())
 }
@@ -82,7 +83,7 @@ fn full_limit_of(lockable: Option<u64>) -> u64 {
     lockable.map_or(u64::MAX, |bytes| bytes / LOCKED_PART * FULL_PARTS)
 }
 
-/// A part of a budget, held as long as the buffer exists.
+/// A reserved part of a budget. Lives as long as the buffer that it is for.
 #[derive(Debug)]
 pub struct Reservation {
     used: &'static AtomicU64,
@@ -90,7 +91,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Reserves `bytes`, unless too few are left.
+    /// Reserves `bytes` for growth. Returns `None` if too few are left, or connections lack memory.
     pub fn take(bytes: u32) -> Option<Reservation> {
         if is_needed() {
             return None;
@@ -106,7 +107,8 @@ impl Reservation {
         Reservation { used: &USED_FULL, bytes }
     }
 
-    /// Reserves `bytes` for a full receive buffer, unless too few are left.
+    /// Reserves `bytes` for a full receive buffer. Returns `None` if too few are left, or
+    /// connections lack memory.
     pub fn take_full(bytes: u32) -> Option<Reservation> {
         if is_needed() {
             return None;
@@ -129,7 +131,7 @@ impl Drop for Reservation {
     }
 }
 
-/// A child of fork() has none of its parent's buffers.
+/// Resets the counters in a child of fork(), which has none of its parent's buffers.
 pub fn in_child() {
     USED.store(0, Ordering::Relaxed);
     USED_FULL.store(0, Ordering::Relaxed);

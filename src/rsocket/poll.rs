@@ -28,11 +28,12 @@ const INLINE_FDS: usize = 32;
 /// which is omitted for fewer descriptors than the default limit.
 const USUAL_LIMIT: usize = 1024;
 
-/// Calls for several descriptors or a datagram rsocket; those for one connected stream use its own.
+/// Whether spinning pays for calls on several descriptors or a datagram rsocket. Calls on one
+/// connected stream use the stream's own counter.
 static SPINNING: Spinning = Spinning::new();
 
-/// Like poll(2). `timeout` is in milliseconds; a negative one never ends. An rsocket that is closed
-/// during the call has POLLNVAL.
+/// Like poll(2). `timeout` is in milliseconds, infinite if it is negative. An rsocket that is
+/// closed during the call gets POLLNVAL.
 pub fn poll<L: Lookup>(lookup: &L, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
     if timeout != 0
         && let [fd] = fds
@@ -83,7 +84,7 @@ pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -
     }
 }
 
-/// Slow path: no rsocket was ready, or there are other descriptors, or none.
+/// Slow path: no rsocket was ready, there are other descriptors, or there are no rsockets.
 fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
     cancel::test();
     in_call(|| wait_for_all(lookup, fds, deadline))
@@ -138,17 +139,17 @@ pub fn wait_one(rsocket: &Arc<dyn Pollable>, events: c_short, deadline: Deadline
     Ok(fds[0].revents)
 }
 
-/// poll(2) returns an int, which has room for the number of descriptors of any process.
+/// Converts a number of descriptors to an int, which is large enough for those of any process.
 fn count(ready: usize) -> c_int {
     c_int::try_from(ready).unwrap_or(c_int::MAX)
 }
 
-/// What an entry of the program's list stands for.
+/// The rsocket of an entry of the program's list, if there is one.
 struct Member {
     /// `None` for a descriptor of the kernel's, and for a negative number.
     rsocket: Option<Arc<dyn Pollable>>,
-    /// Whether to poll the rsocket. One that is armed and has been neither readable nor notified
-    /// since then has not changed.
+    /// Whether to poll the rsocket. Not if it was armed and has been neither readable nor notified
+    /// since then: it has not changed.
     stale: Cell<bool>,
 }
 
@@ -167,6 +168,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
+    /// Waits until a descriptor is ready. Returns the number of ready ones, 0 at the deadline.
     /// `just_polled`: the caller has polled the rsockets, and none was ready.
     fn run(mut self, deadline: Deadline, just_polled: bool) -> Result<usize> {
         let ready = if just_polled { 0 } else { self.poll_rsockets(false) };
@@ -243,7 +245,7 @@ impl Call<'_> {
         }
         let mut set = Set::new();
         loop {
-            // Rebuilt each time: the notice may be about a descriptor that was not in the set.
+            // Rebuilt each time: the last notice may be about a descriptor that was not in the set.
             set.clear();
             set.add(waiting.descriptor(), POLLIN, WAITER)?;
             set.add_rsockets(self)?;
@@ -258,8 +260,8 @@ impl Call<'_> {
             if ready + others == 0 {
                 ready = self.poll_rsockets(true);
             }
-            // None of the events was requested. Descriptors that have become readable again would
-            // hide that the deadline has passed.
+            // No requested event has occurred. Check the deadline here: while descriptors keep
+            // becoming readable, the kernel's poll never times out.
             if ready + others > 0 || deadline.passed() {
                 return Ok(ready + others);
             }
@@ -301,7 +303,8 @@ impl Drop for WatcherGuard<'_> {
 /// The owner of the waiter's descriptor in a [`Set`].
 const WAITER: usize = usize::MAX;
 
-/// The descriptors for the kernel's poll. The owner of each is an index of the program's list.
+/// The descriptors for the kernel's poll. The owner of each is an index of the program's list, or
+/// [`WAITER`].
 struct Set {
     fds: SmallList<pollfd, { INLINE_FDS + 1 }>,
     owners: SmallList<usize, { INLINE_FDS + 1 }>,

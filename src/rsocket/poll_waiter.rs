@@ -1,5 +1,5 @@
-//! How a thread waits for rsockets: it polls for polling_time if that pays, and then sleeps on an
-//! object.
+//! How a thread waits for rsockets: it polls for `polling_time` if that has paid lately, and then
+//! sleeps on an eventfd, the thread's waiter.
 //!
 //! The crate in `tests/models` (`scripts/check loom`) checks that no notice is lost.
 
@@ -106,10 +106,10 @@ impl Drop for Waiting {
 
 /// Polling ends after this many waits in a row in which nothing changed within polling_time.
 const MISSES: u32 = 8;
-/// From then on one of so many waits polls, to notice that it pays again.
+/// From then on one in this many waits polls, to notice when polling pays again.
 const RETRY_EVERY: u32 = 16;
 
-/// Counts the waits in which polling was in vain. Threads that race lose a count at worst.
+/// Counts the waits in which polling was in vain. A race between threads loses a count at worst.
 #[derive(Debug, Default)]
 pub struct Spinning {
     /// Waits since the last one in which something changed within polling_time.
@@ -121,14 +121,14 @@ impl Spinning {
         Spinning { misses: AtomicU32::new(0) }
     }
 
-    /// A call begins to wait. Returns whether it should poll first.
+    /// Counts a wait that begins. Returns whether it should poll first.
     pub fn begin(&self) -> bool {
         let misses = self.misses.load(Ordering::Relaxed);
         self.misses.store(misses.wrapping_add(1), Ordering::Relaxed);
         misses < MISSES || misses.is_multiple_of(RETRY_EVERY)
     }
 
-    /// Something changed while the call polled.
+    /// Resets the count, because something changed while the call polled.
     pub fn succeeded(&self) {
         self.misses.store(0, Ordering::Relaxed);
     }

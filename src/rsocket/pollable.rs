@@ -21,21 +21,22 @@ use crate::os::sync::{
 
 /// The bits for readable data. poll(2) has two names for the event.
 pub const IN: c_short = POLLIN | POLLRDNORM;
-/// The bits for space to send. See [`IN`].
+/// The bits for space to send. poll(2) has two names for this event, too.
 pub const OUT: c_short = POLLOUT | POLLWRNORM;
 
-/// Returns the bits to ask a [`Pollable`] for when a program requests
-/// `events`: POLLIN, POLLOUT and POLLRDHUP. Rsockets have neither urgent data nor priority bands.
+/// Returns the bits to ask a [`Pollable`] for when a program requests `events`: POLLIN, POLLOUT,
+/// POLLRDHUP, and librspreload's private bit. Rsockets have neither urgent data nor priority bands.
 #[inline]
 pub fn wanted(events: c_short) -> c_short {
-    // POLLRDNORM and POLLWRNORM become POLLIN and POLLOUT: rpoll comes here for each descriptor.
+    // A shift turns POLLRDNORM and POLLWRNORM into POLLIN and POLLOUT, because rpoll comes here for
+    // each descriptor.
     const SHIFT: u32 = POLLRDNORM.trailing_zeros() - POLLIN.trailing_zeros();
     const { assert!(POLLIN << SHIFT == POLLRDNORM && POLLOUT << SHIFT == POLLWRNORM) };
     (events | events >> SHIFT) & (POLLIN | POLLOUT) | events & (POLLRDHUP | base::private::FORWARDER_EVENT)
 }
 
 /// Returns the revents of an rsocket with the bits `ready` for a program that requested `events`. A
-/// closed rsocket has POLLNVAL only.
+/// closed rsocket reports POLLNVAL only.
 pub fn reported(ready: c_short, events: c_short) -> c_short {
     if ready & POLLNVAL != 0 {
         return POLLNVAL;
@@ -109,7 +110,8 @@ pub trait Lookup {
     /// Returns `None` if the descriptor is not an rsocket.
     fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>>;
 
-    /// Calls [`Pollable::ready`] of the rsocket of a descriptor.
+    /// Calls [`Pollable::ready`] of the rsocket of a descriptor. Returns `None` if the descriptor
+    /// is not an rsocket.
     fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
         self.find(fd).map(|rsocket| rsocket.ready(wanted))
     }
@@ -126,8 +128,8 @@ pub enum Notice {
 
 /// A waiting thread or a repoll that is notified of changes.
 pub trait Watcher: Send + Sync {
-    /// Called in the thread that changed the rsocket. [`Notice::Changed`] is sent with a lock held:
-    /// the implementation may wake a thread and nothing else.
+    /// Called in the thread that changed the rsocket. [`Notice::Changed`] is sent with the list of
+    /// watchers locked: the implementation may wake a thread and nothing else.
     fn notice(self: Arc<Self>, notice: Notice);
 }
 
@@ -227,7 +229,8 @@ impl Watchers {
     }
 }
 
-/// Returns whether both are the same object. Their virtual tables may differ.
+/// Returns whether both are the same object. Pointers to its virtual table may differ, so they are
+/// not compared.
 fn is_same(a: &Arc<dyn Watcher>, b: &Arc<dyn Watcher>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }

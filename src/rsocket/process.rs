@@ -55,7 +55,7 @@ fn in_child() {
     }
 }
 
-/// The library was loaded, or a program that contains it was started.
+/// Called when the library is loaded, or a program that contains it is started.
 #[unsafe(link_section = ".text.startup")]
 pub extern "C" fn on_load() {
     diag::read_settings();
@@ -63,13 +63,14 @@ pub extern "C" fn on_load() {
     let _ = register();
 }
 
-/// The process exits. Runs before the destructors of libibverbs, on which the library depends.
+/// Called when the process exits, before the destructors of libibverbs, on which the library
+/// depends.
 #[unsafe(link_section = ".text.startup")]
 pub extern "C" fn on_exit() {
     calls::at_exit();
 }
 
-/// Unit tests find what programs find.
+/// Calls [`on_load`] in unit tests, as in programs.
 #[cfg(test)]
 #[used]
 #[unsafe(link_section = ".init_array")]

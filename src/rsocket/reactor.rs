@@ -2,9 +2,9 @@
 //!
 //! One thread waits for connection manager events, packets on UDP sockets, and timers. It never
 //! blocks. Making and freeing a connection takes commands that may block in the firmware of an
-//! adapter, so what is registered with [`Role::Setup`] is called by another thread, the worker,
-//! from a queue of jobs. The threads start with the first registrations that need them. On the data
-//! path, only small messages that are held, and the first messages of a connection, may need them.
+//! adapter, so services with [`Role::Setup`] are called by another thread, the worker, from a queue
+//! of jobs. The threads start with the first registrations that need them. On the data path, only
+//! small messages that are held, and the first messages of a connection, may need the threads.
 
 mod registrations;
 #[cfg(test)]
@@ -25,16 +25,17 @@ use crate::errno::{Errno, Result};
 /// An object with a descriptor or a timer. Both threads may call it at the same time when its role
 /// has just changed.
 pub trait Service: Send + Sync {
-    /// The descriptor registered as `key` is readable, or writable if [`set_writable_wanted`]
-    /// requested this. Waits at most [`LOCK_TIMEOUT`] for a lock that may be held during a command,
-    /// with the exceptions in docs/concurrency.md. Returns false if the service is busy: it is
-    /// called again after a pause.
+    /// Called when the descriptor registered as `key` is readable, or writable if
+    /// [`set_writable_wanted`] requested this. Waits at most [`LOCK_TIMEOUT`] for a lock that may
+    /// be held during a command, with the exceptions in docs/concurrency.md. Returns false if the
+    /// service is busy: it is called again after a pause.
     fn service(self: Arc<Self>, key: Key) -> bool;
-    /// The timer of `key` has expired. As [`service`](Self::service).
+    /// Called when the timer of `key` has expired. Waits and returns like
+    /// [`service`](Self::service).
     fn expired(self: Arc<Self>, _key: Key) -> bool {
         true
     }
-    /// The descriptor that [`watch_channel`] or [`watch_channel_later`] was called for is readable.
+    /// Called when the descriptor of [`watch_channel`] or [`watch_channel_later`] is readable.
     /// Never blocks. Returns false if the service is busy: it is called again after a pause.
     fn on_channel_readable(self: Arc<Self>) -> bool {
         true
@@ -47,11 +48,11 @@ pub const LOCK_TIMEOUT: Duration = Duration::from_millis(1);
 /// Which thread calls a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The thread for events: established connections, and sockets for datagrams. They must not be
-    /// late.
+    /// The thread for events, for established connections and datagram sockets: their calls must
+    /// not be delayed by commands.
     Events,
-    /// The worker: connections that are made or freed, and paths to be resolved, with commands that
-    /// may block.
+    /// The worker, for connections that are made or freed and paths that are resolved: their calls
+    /// make commands that may block.
     Setup,
 }
 
@@ -66,8 +67,8 @@ impl Key {
     }
 }
 
-/// May be taken with a socket's lock held. Released before any socket's lock is taken
-/// (docs/concurrency.md).
+/// `None` until the first registration. The lock may be taken with a socket's lock held, and is
+/// released before any socket's lock is taken (docs/concurrency.md).
 static REACTOR: GlobalLock<Option<Reactor>> = GlobalLock::new(None);
 
 type Held = Guard<'static, Option<Reactor>>;
@@ -77,7 +78,7 @@ pub fn register(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key>
     add(Registration::new(role, fd, true, service))
 }
 
-/// As [`register`], but the descriptor is disabled until [`enable`].
+/// Like [`register`], but the descriptor is disabled until [`enable`].
 pub fn register_disabled(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     add(Registration::new(role, fd, false, service))
 }
@@ -96,8 +97,8 @@ fn add(registration: Registration) -> Result<Key> {
     Ok(key)
 }
 
-/// Changes the thread that calls the service. Returns false if it has this role already. A call by
-/// the former thread may still be in progress.
+/// Changes the thread that calls the service. Returns false if the service has this role already,
+/// or is not registered. A call by the former thread may still be in progress.
 pub fn set_role(key: Key, role: Role) -> bool {
     lock().as_mut().is_some_and(|reactor| reactor.set_role(key, role))
 }
@@ -129,14 +130,14 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
     guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?.set_fd(key, fd)
 }
 
-/// Also watches `fd`, which stays open until [`unregister`], until it is readable the next time. A
-/// registration has one such descriptor. Fails with `EBADF` if the thread or the registration does
-/// not exist.
+/// Watches a second descriptor, `fd`, until it is readable the next time: then
+/// [`Service::on_channel_readable`] is called. A registration has one such descriptor, which stays
+/// open until [`unregister`]. Fails with `EBADF` if the thread or the registration does not exist.
 pub fn watch_channel(key: Key, fd: c_int) -> Result<()> {
     lock().as_mut().ok_or(Errno::EBADF)?.watch_second(key, fd)
 }
 
-/// As [`watch_channel`], from `delay` on.
+/// Like [`watch_channel`], but begins to watch after `delay`.
 pub fn watch_channel_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     let mut guard = lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
@@ -156,7 +157,7 @@ pub fn pause(key: Key, time: Duration) {
     }
 }
 
-/// Enables the descriptor of [`register_disabled`] and sets its timer.
+/// Enables the descriptor of [`register_disabled`], and sets the timer of `key` to `time`.
 pub fn enable(key: Key, time: Instant) {
     let mut guard = lock();
     if let Some(reactor) = guard.as_mut() {
@@ -173,14 +174,14 @@ pub fn set_writable_wanted(key: Key, wanted: bool) {
     }
 }
 
-/// Sets the timer of `key`, and cancels its previous timer.
+/// Sets the timer of `key` to `time`, unless this is `None`. Cancels the previous timer.
 pub fn set_timer(key: Key, time: Option<Instant>) {
     if let Some(reactor) = lock().as_mut() {
         reactor.set_timer(key, Timer::Expires, time);
     }
 }
 
-/// As [`set_timer`], but an earlier timer stays.
+/// Sets the timer of `key` to `time`, unless it is set to an earlier time.
 pub fn set_timer_by(key: Key, time: Instant) {
     if let Some(reactor) = lock().as_mut() {
         reactor.set_timer_by(key, Timer::Expires, time);
@@ -197,7 +198,8 @@ pub(super) fn after_fork_in_parent() {
     REACTOR.after_fork_in_parent();
 }
 
-/// Frees the lock in the child, which has no reactor thread: its parent keeps the registrations.
+/// Frees the lock in the child, and drops the reactor: the child has no reactor thread, and the
+/// registrations are its parent's.
 ///
 /// # Safety
 /// The process has no other thread.

@@ -45,7 +45,8 @@ pub struct Sets<'a> {
 
 /// Like select(2). Updates the time-out, if there is one, to the time left. A failure leaves the
 /// sets unchanged. Fails with `EBADF` also if an rsocket in the sets is closed during the call, and
-/// with `EAGAIN`, which no log has, if one is or was handed over to librspreload.
+/// with `EAGAIN`, which is not logged, if one is handed over to librspreload before or during the
+/// call.
 pub fn select(lookup: &dyn Lookup, nfds: c_int, sets: &mut Sets<'_>, timeout: Option<&mut timeval>) -> Result<c_int> {
     let nfds = usize::try_from(nfds).map_err(|_| Errno::EINVAL)?;
     let deadline = Deadline::after(timeout.as_deref().map(duration).transpose()?);
@@ -68,7 +69,7 @@ fn select_until(lookup: &dyn Lookup, nfds: usize, sets: &mut Sets<'_>, deadline:
     sets.list(nfds, |fd, events| fds.push(pollfd { fd, events, revents: 0 }))?;
     loop {
         let ready = match poll_until(lookup, fds.as_mut_slice(), deadline) {
-            // More descriptors than the process can have open.
+            // There are more descriptors than the process can have open, so some are invalid.
             Err(Errno::EINVAL) => Err(Errno::EBADF),
             result => result,
         }?;
@@ -92,7 +93,8 @@ fn select_until(lookup: &dyn Lookup, nfds: usize, sets: &mut Sets<'_>, deadline:
     }
 }
 
-/// Returns whether the rsocket is librspreload's since [`base::private::HANDED_OVER`].
+/// Returns whether the rsocket was handed over to librspreload ([`base::private::HANDED_OVER`]): it
+/// is then valid only for requests with FORWARDER_EVENT.
 fn is_handed_over(lookup: &dyn Lookup, fd: c_int) -> bool {
     let is_valid = |wanted| lookup.ready(fd, wanted).is_some_and(|ready| ready & POLLNVAL == 0);
     is_valid(base::private::FORWARDER_EVENT) && !is_valid(0)
@@ -104,7 +106,7 @@ fn bits_by_set(lookup: &dyn Lookup, fd: &pollfd) -> c_short {
     if fd.events & READ != 0 && fd.revents & READABLE != 0 {
         bits |= POLLIN;
     }
-    // Writing to an rsocket without a peer fails immediately.
+    // POLLHUP makes an rsocket writable: sending without a peer fails immediately.
     let hung_up = || fd.revents & POLLHUP != 0 && lookup.find(fd.fd).is_some();
     if fd.events & WRITE != 0 && (fd.revents & WRITABLE != 0 || hung_up()) {
         bits |= POLLOUT;

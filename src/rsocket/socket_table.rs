@@ -1,9 +1,9 @@
-//! The process's table of rsockets in shared memory, which rsstat(8) reads without a call of this
+//! The process's table of rsockets in shared memory, which rsstat(8) reads without the help of this
 //! process (`base::socket_table`).
 //!
-//! The first connection or listener creates it: a memory file, mapped once and never unmapped. It
-//! takes one descriptor, and one page for each fifteen rsockets. A process that cannot have it goes
-//! without. A child of fork() begins with a table of its own.
+//! The first rsocket to be listed creates the table: a memory file, mapped once and never unmapped.
+//! It takes one descriptor, and one page per 16 rsockets. If it cannot be created, the process
+//! works without it. A child of fork() begins with a table of its own.
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::AsRawFd;
@@ -22,7 +22,7 @@ use crate::os::library_fds::{self, OwnFd};
 
 /// MFD_NOEXEC_SEAL, which kernels before 6.3 reject.
 const NOEXEC_SEAL: c_uint = 8;
-/// An entry that is being written.
+/// State of an entry that is being written.
 const RESERVED: u32 = u32::MAX;
 
 /// The table; NULL until it is needed.
@@ -31,22 +31,22 @@ static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
 static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Bytes of the table.
 const SIZE: usize = size_of::<Table>();
-/// In place of the table of a process that could not have one.
+/// Stored in [`TABLE`] if the table could not be created.
 const NONE: *mut Table = ptr::dangling_mut();
 
-/// A child of fork() has none of its parent's rsockets.
+/// Starts without a table in a child of fork(), which has none of its parent's rsockets.
 pub fn in_child() {
     TABLE.store(ptr::null_mut(), Relaxed);
     NEXT.store(0, Relaxed);
 }
 
-/// Returns the table, which the first call creates.
+/// Returns the table, which the first call creates. `None` if that failed.
 fn table() -> Option<&'static Table> {
     let mut table = TABLE.load(Acquire);
     if table.is_null() {
         let new = Mapped::new();
         let start = new.as_ref().map_or(NONE, |new| new.start);
-        // Of two threads, the second one drops its table.
+        // If another thread was faster, this table is dropped.
         table = match TABLE.compare_exchange(ptr::null_mut(), start, Release, Acquire) {
             Ok(_) => {
                 new.into_iter().for_each(Mapped::keep);
@@ -55,7 +55,7 @@ fn table() -> Option<&'static Table> {
             Err(first) => first,
         };
     }
-    // SAFETY: a mapping that is never unmapped; all fields are atomic.
+    // SAFETY: `table` is a mapping that is never unmapped; all fields are atomic.
     (table != NONE).then(|| unsafe { &*table })
 }
 
@@ -89,7 +89,7 @@ impl Mapped {
         Some(Mapped { start, fd })
     }
 
-    /// Keeps both. The descriptor stays open, so that rsstat finds the file.
+    /// Keeps both for ever. The descriptor stays open, so that rsstat finds the file.
     fn keep(self) {
         library_fds::set_table(self.fd.as_raw_fd());
         mem::forget(self);
@@ -98,7 +98,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: nobody else knows the mapping.
+        // SAFETY: the mapping was never published, so nothing else uses it.
         unsafe { libc::munmap(self.start.cast(), SIZE) };
     }
 }
@@ -110,7 +110,7 @@ fn memory_file() -> Option<OwnFd> {
     create(libc::MFD_CLOEXEC | NOEXEC_SEAL).or_else(|_| create(libc::MFD_CLOEXEC)).ok()
 }
 
-/// The entry of an rsocket, free again when this is dropped.
+/// The entry of an rsocket. Dropping it frees the entry in the table.
 #[derive(Debug)]
 pub struct Entry {
     entry: &'static layout::Entry,
@@ -139,7 +139,7 @@ impl Entry {
         Some(Entry { entry, index, owner: Owner::this_process() })
     }
 
-    /// Returns the counters, which one thread at a time changes as long as the entry exists.
+    /// Returns the counters. One thread at a time may change them, as long as the entry exists.
     pub fn counters(&self) -> &'static Counters {
         &self.entry.counters
     }
@@ -152,7 +152,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // A child of fork() shares its parent's table.
+        // A child of fork() shares its parent's table, and must not change it.
         if self.owner.is_this_process() {
             give(self.entry, self.index, &NEXT);
         }

@@ -25,20 +25,23 @@ use crate::os::sync::{
 };
 
 /// Number of slots in the first chunk. Each further chunk has twice as many as the one before. The
-/// model has few, because each slot is modelled.
+/// loom model has few, because it models each slot.
 const FIRST: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
-/// Number of words by which a slot is as large as a cache line.
+/// Number of words that fill a slot up to the size of a cache line.
 const REST_OF_LINE: usize = 64 / size_of::<usize>() - 2;
-/// As many as [`chunk_of`] tells apart; 26 are sufficient for all descriptor numbers.
+/// Number of chunks. 26 are sufficient for all descriptor numbers; 32 cover every result of `ilog2`
+/// in [`chunk_of`], so that an index needs no check.
 const CHUNKS: usize = 32;
 
-/// The slot of a descriptor number. The threads of other numbers write to other cache lines.
+/// The slot of a descriptor number. As large as a cache line, so that threads that use other
+/// numbers write to other cache lines.
 struct Slot<T> {
     /// Number of readers that may have loaded `object` without having taken a reference yet.
     pins: AtomicUsize,
     /// From `Arc::into_raw`, or null. The slot owns one reference.
     object: AtomicPtr<T>,
-    /// An alignment would make the allocator clear each chunk, of which most is never used.
+    /// Padding instead of an alignment, with which the allocator would clear the whole chunk,
+    /// although most of it is never used.
     _rest_of_line: [usize; REST_OF_LINE],
 }
 
@@ -62,7 +65,7 @@ impl<T> Slot<T> {
 
     #[inline]
     fn pin(&self) -> Option<Pinned<'_, T>> {
-        // Ordered as in `get`.
+        // AcqRel for the same reason as in `get`.
         self.pins.fetch_add(1, Ordering::AcqRel);
         match NonNull::new(self.object.load(Ordering::Acquire)) {
             Some(object) => Some(Pinned { slot: self, object }),
@@ -86,7 +89,7 @@ impl<T> Slot<T> {
         unsafe { self.taken(old) }
     }
 
-    /// Empties the slot if it contains `expected`.
+    /// Empties the slot if it contains `expected`. Returns the object in this case.
     fn take(&self, expected: *const T) -> Option<Arc<T>> {
         let old =
             self.object.compare_exchange(expected.cast_mut(), ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
@@ -94,7 +97,7 @@ impl<T> Slot<T> {
         old.ok().and_then(|old| unsafe { self.taken(old) })
     }
 
-    /// Returns the reference that the slot owned.
+    /// Waits for readers, and returns the reference that the slot owned. `None` if `old` is null.
     ///
     /// # Safety
     /// `old` was taken out of this slot, once.
@@ -151,8 +154,8 @@ impl<T> Drop for Pinned<'_, T> {
 
 /// Objects by descriptor number. Intended for statics: chunks are never freed.
 pub struct Table<T> {
-    /// Where the slot of number 0 would be, if all slots were in the row of this chunk's; null
-    /// without a chunk. So the number is the index in each chunk.
+    /// For each chunk, the address of a slot 0 at the right distance before the chunk's first slot,
+    /// so that a descriptor number is the index of its slot; null without a chunk.
     origins: [AtomicPtr<Slot<T>>; CHUNKS],
 }
 
@@ -198,7 +201,7 @@ impl<T: Send + Sync> Table<T> {
     pub fn for_each(&self, mut each: impl FnMut(c_int, Arc<T>)) {
         for chunk in 0..CHUNKS {
             for (index, slot) in self.chunk(chunk).iter().enumerate() {
-                // A pin would make the page of an empty slot take memory.
+                // Pinning an empty slot would write to its page, which may use no memory yet.
                 if slot.object.load(Ordering::Relaxed).is_null() {
                     continue;
                 }
@@ -217,9 +220,9 @@ impl<T: Send + Sync> Table<T> {
     pub unsafe fn after_fork(&self) {
         for chunk in 0..CHUNKS {
             for slot in self.chunk(chunk) {
-                // Write only where necessary: the pages are shared with the parent.
+                // Write only where necessary: the child shares unchanged pages with the parent.
                 if slot.pins.load(Ordering::Relaxed) != 0 {
-                    // Leaked.
+                    // Leak the reference that `get` takes.
                     let _ = ManuallyDrop::new(slot.get());
                     slot.pins.store(0, Ordering::Relaxed);
                 }
@@ -235,7 +238,7 @@ impl<T: Send + Sync> Table<T> {
         // SAFETY: `grow` has published the slots of the chunk, which are never freed, and this
         // number's is among them.
         unsafe {
-            // The compiler does not know it, and would test it.
+            // The compiler does not know that the slot is not null, and would test it.
             assert_unchecked(!slot.is_null());
             Some(&*slot)
         }
@@ -255,8 +258,8 @@ impl<T: Send + Sync> Table<T> {
     fn grow(&self, chunk: usize) -> Result<()> {
         let layout = Layout::array::<Slot<T>>(FIRST << chunk).map_err(|_| Errno::ENOMEM)?;
         let fresh = allocate(layout, FIRST << chunk)?;
-        // Not null: the allocator's lowest addresses are above the numbers of small chunks, and
-        // large ones are mapped.
+        // Not null: a small chunk is at a higher address than its distance from slot 0, and large
+        // ones are mapped at high addresses.
         let origin = fresh.as_ptr().wrapping_sub(start(chunk));
         let published = &self.origins[chunk];
         if published.compare_exchange(ptr::null_mut(), origin, Ordering::AcqRel, Ordering::Relaxed).is_err() {
@@ -340,7 +343,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&new), 1);
     }
 
-    /// The pin is of a thread of the parent.
+    /// The pin belongs to a thread of the parent.
     #[test]
     fn a_child_has_no_pins_of_its_parent() {
         let table = Table::new();

@@ -28,7 +28,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Returns the format in private data: all fields in network byte order.
+    /// Returns the region as it is in private data: all fields in network byte order.
     fn to_be(self) -> [u8; SGL_ENTRY] {
         let mut bytes = [0; SGL_ENTRY];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -49,14 +49,14 @@ impl Region {
 
 /// The private data of a connection request and of its reply.
 ///
-/// Filled in as by the reference: `target_sgl.length` is 2, the number of entries. `data_buf` is
-/// the first half of the receive buffer. The number of iomap entries is always given, even if it is
+/// Filled in as by rdma-core: `target_sgl.length` is 2, the number of entries. `data_buf` is the
+/// first half of the receive buffer. The number of iomap entries is always given, even if it is
 /// 0. Reserved bytes are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnData {
     /// Whether the sender's target SGL and iomap are in big-endian byte order.
     pub big_endian: bool,
-    /// Number of messages that may be sent before the first credit update.
+    /// Number of messages that the sender can receive before its first credit update.
     pub credits: u16,
     /// Number of entries in the sender's iomap, which follows the target SGL. `None` if the sender
     /// does not state it.
@@ -178,9 +178,9 @@ pub fn decode_iomap_size(scaled: u8) -> u16 {
     if scaled <= 0x80 { u16::from(scaled) } else { u16::from(scaled & 0x7F) << 8 }
 }
 
-/// Returns the number of iomap entries for a socket that requests `wanted`: the next lower number
-/// that private data can represent, at most [`MAX_IOMAP_ENTRIES`], where the reference wraps
-/// around.
+/// Returns the number of iomap entries for a socket that requests `wanted`: the greatest number up
+/// to `wanted` that private data can represent. Above [`MAX_IOMAP_ENTRIES`], rdma-core wraps around
+/// instead.
 pub fn round_iomap_size(wanted: u32) -> u16 {
     decode_iomap_size(encode_iomap_size(u16::try_from(wanted).unwrap_or(u16::MAX)))
 }
@@ -205,7 +205,7 @@ pub enum Message {
     CreditUpdate(u16),
     /// This entry of the iomap was written.
     Iomap(u16),
-    /// See [`Control`].
+    /// A control message.
     Control(Control),
 }
 
@@ -334,14 +334,14 @@ pub fn parse_iomap(bytes: &[u8; IOMAP_ENTRY]) -> Mapping {
     Mapping { offset: u64::from_ne_bytes([o0, o1, o2, o3, o4, o5, o6, o7]), region: parse_sgl(&region) }
 }
 
-/// Returns the header for a connection between two addresses.
+/// Returns the IP header for the private data of a request from `source` to `destination`.
 pub fn ip_header(source: &SockAddr, destination: &SockAddr) -> [u8; IP_HEADER] {
     let (source, destination) = (Addr::from_bytes(source.bytes()), Addr::from_bytes(destination.bytes()));
     addr::ip_header(source, destination, source.map_or(0, |addr| addr.port()))
 }
 
-/// Returns the bytes after the header, `None` if it is incomplete. Its content is ignored: the
-/// reference sends uninitialized memory, and the addresses are not authenticated.
+/// Returns the bytes after the header, `None` if it is incomplete. Its content is ignored:
+/// rdma-core sends uninitialized memory, and the addresses are not authenticated.
 pub fn skip_ip_header(data: &[u8]) -> Option<&[u8]> {
     data.get(IP_HEADER..)
 }

@@ -5,8 +5,8 @@
 //! until the peer's QP and a path to it are known, and over UD afterwards.
 //!
 //! The reactor reads the UDP socket and drives the path searches, so that peers are answered while
-//! the program makes no call. The program's calls poll the CQs. The socket's lock is released
-//! during both kinds of waiting.
+//! the program makes no call. The program's calls poll the CQs. The socket's lock is not held while
+//! a call waits, or while a search waits for its next event.
 
 mod peers;
 mod port;
@@ -58,7 +58,7 @@ pub struct Dgram {
 struct State {
     /// `None` after the close.
     udp: Option<Udp>,
-    /// Finds the local address for a destination while the socket is bound to none.
+    /// Finds the local address for a destination while the socket is not bound to an address.
     probe: Option<Probe>,
     domain: c_int,
     /// O_NONBLOCK, as set with rsocket() or rfcntl().
@@ -76,8 +76,8 @@ struct State {
     /// Local addresses for which no port could be created.
     refusals: Refusals,
     ports: Vec<Port>,
-    /// Descriptors that replace those of removed ports, because other threads may still wait for
-    /// their numbers. They are never readable.
+    /// Keep the descriptor numbers of removed ports in use, because other threads may still wait
+    /// for these numbers. They are never readable.
     replaced_fds: Vec<OwnFd>,
     /// Received datagrams that were not read yet, and the memory that their copies use.
     queue: VecDeque<Datagram>,
@@ -172,7 +172,8 @@ impl Dgram {
         let mut state = self.enter()?;
         let to = state.destination(addr)?;
         state.check_family(&to)?;
-        // Report unreachable peers now. The first datagram requests the peer's QP number.
+        // Create the port now, which fails for an unreachable peer. The first datagram requests the
+        // peer's QP number.
         self.port_for(&mut state, &to)?;
         state.udp()?.connect(addr)?;
         state.connected = Some(to);
@@ -185,14 +186,14 @@ impl Dgram {
         let before = canonical_inet(&state.udp()?.local_name()?)?;
         state.udp()?.disconnect()?;
         state.connected = None;
-        // The kernel has given up a port number that the program has not chosen. Peers know the
-        // ports by it.
+        // The kernel has given up the UDP port number, unless the program had chosen it. Bind to
+        // the same number again, by which peers know the socket's QPs.
         let mut after = canonical_inet(&state.udp()?.local_name()?)?;
         if after.port() == before.port() {
             return Ok(());
         }
         after.set_port(before.port());
-        // The network device of a link-local address is given up, too.
+        // The kernel has also given up the scope of a link-local address, which `before` still has.
         let own = if after.ip() == before.ip() { before } else { after };
         if state.udp()?.bind(&to_sockaddr(state.domain, &own)).is_err() {
             state.ports.iter_mut().for_each(|port| port.broken = true);
@@ -202,8 +203,8 @@ impl Dgram {
     }
 
     /// rshutdown(3). As with UDP, a socket that is not connected is shut down, too, although the
-    /// call fails with `ENOTCONN`. The UDP socket stays open: peers are answered, and their answers
-    /// are read.
+    /// call fails with `ENOTCONN`. The UDP socket itself is not shut down: peers are still
+    /// answered, and their answers read.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let mut state = self.enter()?;
         if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
@@ -240,8 +241,8 @@ impl Dgram {
     /// Closes the copies of the descriptors in a child. Everything else belongs to the parent.
     fn close_copies(&self) {
         library_fds::close(self.fd);
-        // If a thread of the parent held the lock, it is held forever here, and the other copies
-        // stay open.
+        // If a thread of the parent held the lock at the fork, the lock stays held in this process,
+        // and the other copies stay open.
         if let Ok(mut state) = self.state.try_lock() {
             for port in mem::take(&mut state.ports) {
                 port.close_copies();

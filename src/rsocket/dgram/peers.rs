@@ -1,11 +1,12 @@
 //! How to reach the peers of a datagram socket: over UDP until the peer's QP and a path to it are
 //! known, then over UD. No I/O.
 //!
-//! The header of a peer's UDP packet contains its QP number. Anyone can send such headers, so they
-//! use bounded memory and never displace peers that the program sends to; only paths to the latter
-//! are searched. The QP in an unsolicited header is a claim: datagrams are sent to it after the
-//! peer has confirmed it in the answer to a datagram. A claim that differs from the QP in use only
-//! causes an early confirmation.
+//! The header of a peer's UDP packet contains its QP number. Anyone can send such headers, so
+//! senders use bounded memory and never displace peers that the program sends to; paths are
+//! searched only to peers that the program sends to. The QP in an unsolicited header is a claim:
+//! datagrams are sent to this QP after the peer has confirmed it in the answer to a datagram. A
+//! claim that differs from the QP in use only causes an early confirmation: the next datagram goes
+//! over UDP.
 //!
 //! Paths age: LIDs, service levels and MAC addresses change. A path in use is resolved again at the
 //! end of its lifetime, and is used in the meantime.
@@ -18,15 +19,15 @@ use crate::errno::{Errno, Result};
 
 /// Maximum number of peers that the program sends to. The least recently used one is evicted.
 const MAX_USED: usize = 4096;
-/// Maximum number of peers that have only sent something.
+/// Maximum number of peers that have sent something, but that the program does not send to.
 const MAX_HEARD: usize = 256;
 /// Interval after which one datagram is sent over UDP again, so that its answer confirms the peer's
 /// QP.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(3);
 /// While datagrams over UDP are unanswered, further ones are sent over UDP, too, for this time at
-/// most: over UD they could overtake them.
+/// most: over UD they could overtake the unanswered ones.
 const REORDER_DELAY: Duration = Duration::from_millis(100);
-/// Delay between two attempts to resolve a path to a peer.
+/// Delay after a failed search for a path to a peer, until the next one.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Interval in which claims of another QP cause one early confirmation at most.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
@@ -57,7 +58,8 @@ struct Peer<H> {
     /// Whether the program sends to the peer.
     used: bool,
     last_used: u64,
-    /// Number of datagrams sent over UDP since `since` without an answer.
+    /// Number of datagrams sent over UDP without an answer, and the time since which they count for
+    /// [`REORDER_DELAY`]: the first of them, or the end of a path search.
     unanswered: u32,
     since: Option<Instant>,
 }
@@ -82,14 +84,14 @@ enum Path<H> {
     Unknown,
     Wanted,
     Known(Known<H>),
-    /// No search before this time.
+    /// The search has failed. The next one starts at this time or later.
     Failed(Instant),
 }
 
 #[derive(Debug)]
 struct Known<H> {
     handle: H,
-    /// IP address of the QP at its end.
+    /// IP address of the QP that the path leads to.
     address: IpAddr,
     found: Instant,
     renewal: Renewal,
@@ -108,7 +110,7 @@ enum Renewal {
 pub(super) enum Route<H> {
     /// With a header that requests an answer.
     Udp,
-    /// To this QP number.
+    /// On this path, to this QP number.
     Ud(H, u32),
 }
 
@@ -117,8 +119,8 @@ impl<H: Clone> Peers<H> {
         Peers { map: HashMap::new(), used: 0, clock: 0, lifetime }
     }
 
-    /// Returns the route to a peer that the program sends to, and the address to search a path for,
-    /// if any.
+    /// Returns the route to a peer that the program sends to, and the address for which the caller
+    /// has to search a path, if any.
     pub fn route(&mut self, to: SocketAddr, now: Instant) -> Result<(Route<H>, Option<IpAddr>)> {
         let last_used = self.tick();
         if self.map.get(&to).is_none_or(|peer| !peer.used) {
@@ -131,9 +133,10 @@ impl<H: Clone> Peers<H> {
         Ok((peer.route(now), wanted))
     }
 
-    /// A header from `from` was received. `wants_answer`: it requests an answer, and its QP is a
-    /// claim. Otherwise it is an answer, which is accepted only from peers that the program sends
-    /// to. Returns the address to search a path for, if any.
+    /// Handles a header received from `from`. If `wants_answer` is set, the header requests an
+    /// answer, and its QP is a claim. Otherwise the header is an answer, which is accepted only
+    /// from peers that the program sends to. Returns the address for which the caller has to search
+    /// a path, if any.
     pub fn header_received(&mut self, from: SocketAddr, qp: Qp, wants_answer: bool) -> Result<Option<IpAddr>> {
         if !self.map.contains_key(&from) {
             if !wants_answer {
@@ -152,7 +155,7 @@ impl<H: Clone> Peers<H> {
         Ok(if peer.used { peer.wants_path(qp.confirmed) } else { None })
     }
 
-    /// The search for a path to `address` for the peer `to` has ended.
+    /// Takes the result of the path search for the peer `to`, whose QP was at `address`.
     pub fn search_finished(&mut self, to: &SocketAddr, address: IpAddr, path: Result<H>, now: Instant) {
         let due = now + self.lifetime;
         let Some(peer) = self.map.get_mut(to) else { return };
@@ -178,8 +181,8 @@ impl<H: Clone> Peers<H> {
         }
     }
 
-    /// The search for a path to `to` was not started for lack of resources. It may be requested
-    /// again.
+    /// Notes that the search for a path to `to` was not started or was abandoned. It may be
+    /// requested again.
     pub fn search_not_started(&mut self, to: &SocketAddr) {
         let Some(peer) = self.map.get_mut(to) else { return };
         match &mut peer.path {
@@ -218,7 +221,8 @@ impl<H: Clone> Peers<H> {
         self.clock
     }
 
-    /// Evicts a peer if there are `max` of its kind, and reserves memory for another one.
+    /// Reserves memory for another peer whose field `used` is `used`. Evicts the least recently
+    /// used of these peers if there are `max`.
     fn reserve(&mut self, used: bool, max: usize) -> Result<()> {
         let count = if used { self.used } else { self.map.len() - self.used };
         if count >= max {
@@ -247,7 +251,8 @@ impl<H> Peer<H> {
         }
     }
 
-    /// Returns the IP address of the QP.
+    /// Returns the IP address of the peer's QP: the answered one or, without an answer, the claimed
+    /// one.
     fn address(&self) -> Option<IpAddr> {
         self.qp.or(self.claimed).map(|qp| qp.address)
     }
@@ -275,8 +280,8 @@ impl<H> Peer<H> {
         self.set_address(answer.address, |peer| peer.qp = Some(answer));
     }
 
-    /// Calls `set`, which may change the address. A path to another address is dropped. After a
-    /// failed search, the delay before the next one remains.
+    /// Calls `set`, which sets a QP at `address`. Drops a path to another address. After a failed
+    /// search, the delay before the next one remains.
     fn set_address(&mut self, address: IpAddr, set: impl FnOnce(&mut Self)) {
         if self.address() != Some(address) && !matches!(self.path, Path::Failed(_)) {
             self.path = Path::Unknown;

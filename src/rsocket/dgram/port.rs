@@ -25,13 +25,13 @@ use crate::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_
 
 /// Maximum length of a datagram with its header, in bytes.
 pub(super) const MAX_MESSAGE: usize = 2048;
-/// Maximum length of a UD message, which is the greatest MTU. A receive has room for it: a longer
-/// message fails the receive, and with it the QP, so anyone could send one to break the port.
+/// Maximum length of a UD message: the greatest MTU. Each receive has room for it, because a
+/// message that exceeds its receive breaks the QP, and anyone can send one.
 const MAX_MTU: usize = 4096;
-/// Length of the memory for what exceeds [`MAX_MESSAGE`]. All receives share it, and it is not
-/// read.
+/// Length of the memory for the part of a message beyond [`MAX_MESSAGE`]. All receives share this
+/// memory, which is never read.
 const EXCESS_LEN: usize = MAX_MTU - MAX_MESSAGE;
-/// Distance of two receive slots in bytes.
+/// Distance between two receive slots in bytes.
 const RECEIVE_SLOT_LEN: usize = (GRH + MAX_MESSAGE).next_multiple_of(64);
 /// Minimum number of queue entries.
 const MIN_ENTRIES: u16 = 16;
@@ -53,11 +53,11 @@ pub(super) struct Sizes {
     pub receive: u16,
 }
 
-/// The fields are declared in the order of their destruction, which follows the destruction of the
-/// QP.
+/// The UD QP of a local address with its resources. Dropping the port first destroys the QP, then
+/// the fields in the order of their declaration.
 #[derive(Debug)]
 pub(super) struct Port {
-    /// By send slot: the address handle in use until the send completes.
+    /// For each send slot, the path whose address handle the device uses until the send completes.
     in_flight: Vec<Option<Arc<Path>>>,
     /// Unused send slots.
     free_slots: Vec<u32>,
@@ -75,7 +75,7 @@ pub(super) struct Port {
     qpn: u32,
     /// The local address, with the port number of the program's socket.
     pub local: SocketAddr,
-    /// The socket with this address in the table for rsstat(8).
+    /// The port's entry in the table that rsstat(8) reads.
     entry: Option<socket_table::Entry>,
     /// Dropped before the id, whose descriptor is registered.
     registration: Registration,
@@ -102,14 +102,16 @@ struct Cq {
 }
 
 impl Cq {
+    /// Creates a channel, and a CQ with `entries` entries that uses it.
+    ///
     /// # Safety
     /// The context is open, and stays open as long as the result exists.
     unsafe fn new(context: NonNull<ibv_context>, entries: u16) -> Result<Cq> {
         // SAFETY: the context is open, and stays open as long as the result exists: guaranteed by
         // the caller.
         let channel = unsafe { CompletionChannel::new(context)? };
-        // Dropped before the channel if the next step fails, because it is declared afterwards.
-        // SAFETY: as above, and the channel outlives the CQ.
+        // Declared after the channel, so that it is dropped first if the next step fails.
+        // SAFETY: the context stays open: guaranteed by the caller; the channel outlives the CQ.
         let completions = unsafe { CompletionQueue::new(context, entries.into(), &channel)? };
         event::set_nonblocking(channel.fd(), true)?;
         Ok(Cq { completions, channel, armed: false })
@@ -142,7 +144,8 @@ impl Cq {
     }
 }
 
-// SAFETY: all objects of libibverbs and the memory are used under the socket's lock.
+// SAFETY: any thread may use the objects of libibverbs, and all of them, like the memory, are used
+// under the socket's lock.
 unsafe impl Send for Port {}
 
 /// A received datagram in its slot.
@@ -159,7 +162,7 @@ pub(super) struct Received {
 pub(super) fn bound_id(local: &SocketAddr) -> Result<CmId> {
     let id = CmId::new(rdma_port_space::RDMA_PS_UDP as u32)?;
     let mut address = *local;
-    // RDMA port spaces differ from those of the IP stack. Any port number will do.
+    // RDMA port numbers are separate from those of the IP stack. Any number will do.
     address.set_port(0);
     let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     id.bind(&to_sockaddr(family, &address))?;
@@ -183,7 +186,8 @@ impl Port {
         let max = u16::try_from(limits.work_requests.min(limits.completions)).unwrap_or(u16::MAX).max(MIN_ENTRIES);
         let (sends, receive_slots) = (wanted.send.clamp(MIN_ENTRIES, max), wanted.receive.clamp(MIN_ENTRIES, max));
         let bytes = EXCESS_LEN + usize::from(receive_slots) * RECEIVE_SLOT_LEN + usize::from(sends) * MAX_MESSAGE;
-        // SAFETY: the id keeps the device and the PD open; all zeros are valid attributes.
+        // SAFETY: the id, which is dropped last, keeps the device and the PD open; all zeros are
+        // valid attributes.
         let (send_cq, recv_cq, memory, mut attr): (_, _, _, ibv_qp_init_attr) = unsafe {
             (Cq::new(context, sends)?, Cq::new(context, receive_slots)?, MemoryRegion::new(pd, bytes, false)?, zeroed())
         };
@@ -199,7 +203,8 @@ impl Port {
         to_repost.try_reserve_exact(receive_slots.into()).map_err(|_| Errno::ENOMEM)?;
         in_flight.resize_with(sends.into(), || None);
         free_slots.extend((0..u32::from(sends)).rev());
-        // SAFETY: the CQs outlive the QP (see `Drop`), and the PD outlives it with the id.
+        // SAFETY: `Drop` destroys the QP before the CQs, and the id, which is dropped last, keeps
+        // the PD.
         unsafe { id.create_qp(pd, &mut attr)? };
         let Some(qp) = NonNull::new(id.qp()) else { return Err(Errno::EIO) };
         // SAFETY: the QP is live.
@@ -228,7 +233,7 @@ impl Port {
         Ok(port)
     }
 
-    /// Returns the device for log messages. The port number of the id's addresses is not the
+    /// Returns the id's device and addresses for log messages. Their port number is not the
     /// socket's.
     pub fn endpoints(&self) -> Endpoints {
         cm::log::endpoints(self.id.id())
@@ -239,7 +244,7 @@ impl Port {
         self.registration.0
     }
 
-    /// Lists the port of the socket with the descriptor `fd` for rsstat(8).
+    /// Adds the port to the table that rsstat(8) reads. `fd` is the socket's descriptor.
     pub fn list(&mut self, fd: c_int) {
         self.entry = socket_table::Entry::new(socket_table::DATAGRAM, fd, self.id.id(), self.qpn, 0);
     }
@@ -257,10 +262,11 @@ impl Port {
         !self.free_slots.is_empty()
     }
 
-    /// Polls the CQs and calls `received` for each datagram. Slots of rejected datagrams are posted
-    /// again after polling, so that a sender of such datagrams cannot keep this loop running.
+    /// Polls the CQs and calls `received` for each datagram, which returns false to reject it.
+    /// Slots of rejected datagrams are posted again after polling, so that a sender of such
+    /// datagrams cannot keep this loop running.
     pub fn poll(&mut self, mut received: impl FnMut(&Port, Received) -> bool) {
-        // The send CQ is polled when few slots are free.
+        // Completed sends only free slots, so poll the send CQ when at most half of them are free.
         if self.free_slots.len() <= self.in_flight.len() / 2 {
             self.poll_queue(|port| &port.send_cq, |port, wc| port.send_completed(wc));
         }
@@ -332,7 +338,8 @@ impl Port {
         unsafe { self.memory.start().byte_add(EXCESS_LEN + slot as usize * RECEIVE_SLOT_LEN) }
     }
 
-    /// Sends the bytes that `fill` writes and counts. Fails with `EAGAIN` if no slot is free.
+    /// Sends the message that `fill` writes and whose length it returns. Fails with `EAGAIN` if no
+    /// slot is free.
     pub fn send(
         &mut self,
         path: &Arc<Path>,
@@ -367,7 +374,7 @@ impl Port {
         }
     }
 
-    /// Arms the CQs: for the next datagram and, if no send slot is free, for the next free one.
+    /// Arms the receive CQ and, if no send slot is free, the send CQ.
     pub fn arm(&mut self) {
         if self.broken {
             return;
@@ -391,8 +398,8 @@ impl Port {
         self.id.event().map(|event| event.kind)
     }
 
-    /// Replaces the descriptors of the channels, which are used no more, by others that go to
-    /// `keep`.
+    /// Moves the channels to other descriptors. Passes the old numbers, which now refer to files
+    /// that never become readable, to `keep`.
     pub fn replace_fds(&mut self, mut keep: impl FnMut(OwnFd)) -> Result<()> {
         for queue in [&mut self.recv_cq, &mut self.send_cq] {
             keep(queue.channel.move_to_new_number()?);
@@ -400,7 +407,7 @@ impl Port {
         Ok(())
     }
 
-    /// Returns the path resolved by an id that is bound to the same address.
+    /// Returns the path that `id`, which is bound to the same address, has resolved.
     pub fn path(&self, id: &CmId) -> Result<Path> {
         let found: ibv_sa_path_rec = id.id().first_path().ok_or(Errno::new(libc::EHOSTUNREACH))?;
         let (context, pd) = (self.id.context().ok_or(Errno::ENODEV)?, self.id.pd().ok_or(Errno::ENODEV)?);
@@ -424,7 +431,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // Destroyed first, because it uses the CQs, the memory and the address handles.
+        // The QP is destroyed first, because it uses the CQs, the memory and the address handles.
         self.id.destroy_qp();
     }
 }

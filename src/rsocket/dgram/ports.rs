@@ -1,8 +1,9 @@
 //! The ports of a socket, and searches for the paths that start at them.
 //!
 //! A port is created for the first datagram from its address, and removed when its QP fails or its
-//! device is removed. A search has a connection manager id. The reactor's worker handles its
-//! events, because resolving may wait for ibacm, and address handles are commands.
+//! device is removed. A search has a connection manager id. The reactor's worker handles the id's
+//! events, because resolving may wait for ibacm, and creating an address handle may block in a
+//! command to the device.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,14 +22,14 @@ use crate::rsocket::cm_id::CmId;
 use crate::rsocket::pollable::Notice;
 use crate::rsocket::reactor::{self, Key, Role};
 
-/// Maximum number of concurrent searches. Further peers are reached over UDP until the next
-/// datagram.
+/// Maximum number of concurrent searches. Other peers are reached over UDP, and the next datagram
+/// to them tries to start a search.
 const MAX_SEARCHES: usize = 32;
-/// Time-out of each of the two steps, in milliseconds.
+/// Time-out for resolving the address, and then the route, in milliseconds.
 const RESOLVE_TIMEOUT_MS: i32 = 2000;
-/// Maximum number of refused addresses. The oldest one is replaced.
+/// Maximum number of addresses in [`Refusals`]. A new one replaces the oldest.
 const MAX_REFUSALS: usize = 16;
-/// Time without further attempts to create a port for packets from anyone.
+/// Time after a failure in which packets cause no further attempt to create a port.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// A search in progress.
@@ -55,11 +56,11 @@ impl Refusals {
         self.0.iter().flatten().any(|&(other, since)| other == address && recent(since))
     }
 
-    /// A port for `address` was created, or could not be created if `failed` is set.
+    /// Notes that a port for `address` was created or, if `failed` is set, could not be created.
     fn note(&mut self, address: IpAddr, failed: bool, now: Instant) {
         let is_known = |entry: &Option<(IpAddr, Instant)>| entry.is_some_and(|(other, _)| other == address);
         let known = self.0.iter().position(is_known);
-        // Free entries first.
+        // A free entry, `None`, is the minimum.
         let oldest = (0..MAX_REFUSALS).min_by_key(|&index| self.0[index].map(|(_, since)| since));
         if let Some(index) = known.or(oldest.filter(|_| failed)) {
             self.0[index] = failed.then_some((address, now));
@@ -68,7 +69,7 @@ impl Refusals {
 }
 
 impl Dgram {
-    /// Polls the CQs.
+    /// Polls the CQs of all ports, and counts the edges.
     pub(super) fn poll(&self, state: &mut State) {
         if state.udp_is_writable_again() {
             self.changed();
@@ -82,7 +83,7 @@ impl Dgram {
         }
     }
 
-    /// Returns the port for datagrams to a peer, and creates it for the first one.
+    /// Returns the port for datagrams to `peer`. Creates the port if there is none.
     pub(super) fn port_for(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<Key> {
         let local = state.source_addr(peer)?;
         self.port_at(state, local)
@@ -117,7 +118,7 @@ impl Dgram {
     }
 
     /// Removes the broken ports with all objects that use them, because the removal of a device
-    /// waits for its users. The caller uses no path.
+    /// waits for its users. The caller has no reference to a path.
     pub(super) fn remove_broken_ports(&self, state: &mut State) {
         if self.watchers.is_empty() {
             state.replaced_fds.clear();
@@ -226,7 +227,8 @@ impl State {
         let Some(port) = self.port_mut(key) else { return false };
         match port.event() {
             Err(Errno::EAGAIN | Errno::ENOMEM) => {}
-            // The paths start at another interface's address.
+            // The hardware address of the port's interface has changed, so the paths are no longer
+            // valid.
             Ok(kind) if kind == RDMA_CM_EVENT_ADDR_CHANGE as u32 => self.peers.forget(|path| path.port == key),
             Ok(kind) if kind != RDMA_CM_EVENT_DEVICE_REMOVAL as u32 => {}
             Ok(_) | Err(_) => port.broken = true,

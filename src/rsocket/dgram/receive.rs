@@ -120,7 +120,8 @@ impl Dgram {
                 }
                 Err(Errno::EAGAIN) => break,
                 Err(Errno::EINTR | Errno::ENOMEM) => {}
-                // The error of an earlier datagram, such as a closed port.
+                // An earlier datagram has caused an error, for example because the peer's port is
+                // closed.
                 Err(error) => {
                     state.error = Some(error);
                     self.changed();
@@ -178,8 +179,7 @@ impl State {
             let datagram = (!*shut_read).then(|| read_header(port, &received, *domain)).flatten();
             let datagram = datagram.map(|(mut from, start)| {
                 if from.port() == 0 {
-                    // The reference sends datagrams without port number before its UDP socket is
-                    // bound.
+                    // rdma-core sends datagrams without port number before its UDP socket is bound.
                     from = peers.find_by_qp(from.ip(), received.qpn).unwrap_or(from);
                 }
                 Datagram { from, payload: Payload::Slot(port.key(), received, start) }
@@ -216,7 +216,7 @@ impl State {
         }
     }
 
-    /// Takes the first datagram, if there is one.
+    /// Copies the first datagram, if there is one, to the buffers. Without MSG_PEEK, removes it.
     ///
     /// # Safety
     /// The buffers are writable.

@@ -66,7 +66,7 @@ impl Dgram {
         }
         let (route, mut wanted) = state.peers.route(to, Instant::now())?;
         if let Route::Ud(path, qpn) = &route {
-            // Before sending, which may fail: the renewal of the path is not requested again.
+            // Start the search before sending, which may fail: `route` requests it only once.
             if let Some(address) = wanted.take() {
                 self.search(state, path.port, to, address);
             }
@@ -87,8 +87,8 @@ impl Dgram {
         sent
     }
 
-    /// Sends over UD. Returns false if the path's MTU is too small or the QP has failed. Fails with
-    /// `EAGAIN` if the send queue is full.
+    /// Sends over UD. Returns false if the path's MTU is too small, or its port was removed or has
+    /// failed. Fails with `EAGAIN` if the send queue is full.
     fn send_over_ud(&self, state: &mut State, payload: &[u8], path: &Arc<Path>, qpn: u32) -> Result<bool> {
         if state.port(path.port).is_some_and(|port| !port.broken && !port.can_send()) {
             self.poll(state);
@@ -121,7 +121,7 @@ impl Dgram {
 }
 
 impl State {
-    /// Returns the address of a peer that the program states.
+    /// Returns the destination for an address that the program has passed.
     pub(super) fn destination(&self, to: &SockAddr) -> Result<SocketAddr> {
         udp::with_scope(canonical_inet(to.storage())?, || self.udp()?.bound_addr())
     }

@@ -21,11 +21,11 @@ use crate::rsocket::config::{MAX_ENTRIES, defaults};
 use crate::rsocket::stream::{Value, number, timeout};
 use crate::rsocket::wire;
 
-// Of linux/in.h and linux/in6.h.
+// From linux/in.h and linux/in6.h.
 const IP_UNICAST_IF: c_int = 50;
 const IPV6_UNICAST_IF: c_int = 76;
 const IPV6_ADDR_PREFERENCES: c_int = 72;
-// Of linux/udp.h.
+// From linux/udp.h.
 const UDP_ENCAP: c_int = 100;
 const UDP_SEGMENT: c_int = 103;
 const UDP_GRO: c_int = 104;
@@ -58,7 +58,8 @@ impl Options {
         }
     }
 
-    /// Returns the requested queue sizes, limited to the number of full datagrams in the buffers.
+    /// Returns the requested queue sizes, limited to the number of full datagrams that fit into the
+    /// buffers.
     pub fn sizes(&self) -> Sizes {
         let fit = |queue: u16, buffer: u32| queue.min(u16::try_from(buffer as usize / MAX_MESSAGE).unwrap_or(u16::MAX));
         Sizes { send: fit(self.send_queue, self.send_buffer), receive: fit(self.receive_queue, self.receive_buffer) }
@@ -76,8 +77,9 @@ impl Dgram {
         self.enter()?.udp()?.peer_name()
     }
 
-    /// Returns the addresses and the device for log messages. `None` if another call has locked the
-    /// socket, possibly one that a signal handler interrupted.
+    /// Returns the addresses and the device for log messages. `None` for a closed socket, in a
+    /// child of the owner, or if another call has locked the socket, possibly one that a signal
+    /// handler interrupted.
     pub fn endpoints(&self) -> Option<Endpoints> {
         let state = self.state.try_lock().ok().filter(|_| self.owner.is_this_process())?;
         let name = state.udp().ok()?.local_name().ok()?;
@@ -157,7 +159,7 @@ impl Dgram {
                 state.probe()?.set_option(level, name, value)?;
             }
             if [true, false].map(udp::service_option).contains(&(level, name)) {
-                // A path has the type of service with which it was found.
+                // Drop all paths: each was resolved for the old type of service.
                 state.peers.forget(|_| true);
             }
             return Ok(());
@@ -185,8 +187,8 @@ impl Dgram {
             return Err(Errno::ENOTSUP);
         }
         let result = event::fcntl(self.fd(), command, argument)?;
-        // O_NONBLOCK as set here is used, as for streams: reading the UDP socket's flag would cost
-        // a system call for each wait.
+        // As for streams, the library keeps its own copy of O_NONBLOCK: reading the UDP socket's
+        // flag would cost a system call for each wait.
         match command {
             libc::F_SETFL => state.nonblocking = argument & libc::O_NONBLOCK != 0,
             libc::F_GETFL => {
@@ -209,13 +211,14 @@ fn fills_error_queue(level: c_int, name: c_int) -> bool {
     )
 }
 
-/// Returns whether an option joins or splits packets: the headers would end up between the data.
+/// Returns whether an option joins or splits packets, so that headers would end up between the
+/// data.
 fn changes_packets(level: c_int, name: c_int) -> bool {
     level == libc::IPPROTO_UDP && matches!(name, libc::UDP_CORK | UDP_ENCAP | UDP_SEGMENT | UDP_GRO)
 }
 
-/// Returns whether an option has an influence on the local address that the kernel chooses. The
-/// probe itself takes the network device over.
+/// Returns whether an option influences the local address that the kernel chooses, and has to be
+/// set on the probe, too. Not SO_BINDTODEVICE, which `Probe::source_addr` copies.
 fn chooses_source(level: c_int, name: c_int) -> bool {
     matches!(
         (level, name),

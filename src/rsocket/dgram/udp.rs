@@ -152,13 +152,13 @@ impl Udp {
     }
 }
 
-/// Returns the option with the type of service, of IPv4 or of IPv6.
+/// Returns the level and the name of the option for the type of service.
 pub(super) fn service_option(is_ipv4: bool) -> (c_int, c_int) {
     if is_ipv4 { (libc::IPPROTO_IP, libc::IP_TOS) } else { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) }
 }
 
-/// A UDP socket that finds the local address for a destination. It is kept, so that nothing fails
-/// later for want of a descriptor.
+/// A UDP socket that finds the local address for a destination. It is kept open, so that no later
+/// call fails for lack of a descriptor.
 #[derive(Debug)]
 pub(super) struct Probe(Udp);
 
@@ -166,7 +166,7 @@ impl Probe {
     /// Creates the probe of a socket of `domain`.
     pub fn new(domain: c_int) -> Result<Probe> {
         let udp = Udp::new(domain, libc::SOCK_CLOEXEC)?;
-        // Whether the program may broadcast is decided when its socket sends.
+        // Allow all destinations here: the program's socket checks SO_BROADCAST when it sends.
         udp.set_option(libc::SOL_SOCKET, libc::SO_BROADCAST, &1_i32.to_ne_bytes())?;
         if domain == AF_INET6 {
             udp.set_option(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0_i32.to_ne_bytes())?;
@@ -181,26 +181,27 @@ impl Probe {
 
     /// Returns the local IP address for datagrams of `socket` to `to`, with any port number.
     pub fn source_addr(&self, socket: &Udp, to: &SocketAddr) -> Result<SocketAddr> {
-        // Dissolving an association unbinds a socket from its network device (SO_BINDTODEVICE).
+        // Copy SO_BINDTODEVICE each time: the last disconnect() has unbound the probe from its
+        // network device.
         let mut device = [0; libc::IFNAMSIZ];
         let len = socket.option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, &mut device)?;
         if len > 0 {
             match self.set_option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device.get(..len).unwrap_or_default()) {
-                // The program has given up the privilege that this takes before Linux 5.7.
+                // Linux before 5.7 requires a privilege, which the program may have dropped.
                 Ok(()) | Err(Errno::EPERM) => {}
                 Err(error) => return Err(error),
             }
         }
         let source = self.0.connect(&to_sockaddr(self.0.domain, to)).and_then(|()| self.0.local_name());
-        // Otherwise the next connect(2) would keep the local address, or after a failure the
-        // network device of the destination.
+        // Otherwise the next connect(2) would keep the local address or, after a failure, the
+        // network device of this destination.
         self.0.disconnect()?;
         canonical_inet(&source?)
     }
 }
 
 /// Returns the address in the form in which the kernel returns it for a received datagram: only a
-/// link-local address has a scope. If the program has set none, that of `bound` is used.
+/// link-local address has a scope. If `addr` has none, it gets the scope of the address `bound`.
 pub(super) fn with_scope(addr: SocketAddr, bound: impl FnOnce() -> Result<SocketAddr>) -> Result<SocketAddr> {
     let SocketAddr::V6(mut v6) = addr else { return Ok(addr) };
     match (v6.ip().is_unicast_link_local(), v6.ip().is_multicast()) {
@@ -218,7 +219,7 @@ fn scope(addr: &SocketAddr) -> u32 {
     if let SocketAddr::V6(v6) = addr { v6.scope_id() } else { 0 }
 }
 
-/// Returns whether two addresses are the same but for the port number.
+/// Returns whether two addresses are equal apart from the port number.
 pub(super) fn is_same_host(a: &SocketAddr, b: &SocketAddr) -> bool {
     (a.ip(), scope(a)) == (b.ip(), scope(b))
 }

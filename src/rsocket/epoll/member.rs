@@ -1,4 +1,4 @@
-//! A member of an epoll that is an rsocket.
+//! An rsocket that is a member of a repoll.
 
 use std::ffi::{c_int, c_short};
 use std::mem;
@@ -25,14 +25,14 @@ pub struct Member {
     owner: Weak<Epoll>,
     /// Whether the member is in the queue. Changes only with the queue locked.
     pub queued: AtomicBool,
-    /// Whether a descriptor was readable, for the next poll of the member.
+    /// Whether the main epoll has reported a readable descriptor since the member was last polled.
     pub readable: AtomicBool,
     removed: AtomicBool,
     state: Mutex<State>,
 }
 
-/// Events in the main epoll of a descriptor that is not waited for: an error is reported once at
-/// most.
+/// Events in the main epoll for a descriptor that is not waited for at present: none but errors,
+/// and these once at most.
 const MUTED: u32 = EPOLLET as u32;
 
 /// What the program requested with the last ADD or MOD.
@@ -50,7 +50,8 @@ struct State {
     enabled: bool,
     /// Number of MODs.
     version: u32,
-    /// [`Pollable::edges`] at the last report. `None`: the next edge is new in any case.
+    /// [`Pollable::edges`] at the last report. `None` after ADD or MOD: the current state is a new
+    /// edge.
     reported: Option<u64>,
     /// The descriptors in the main epoll, each with its events there.
     descriptors: SmallList<(c_int, u32), 2>,
@@ -111,8 +112,8 @@ impl Interest {
         epoll_event { events: pollable::reported(ready, self.requested()) as u32, u64: self.data }
     }
 
-    /// Returns the events for the member's descriptors. They are level-triggered where an event may
-    /// be left unread.
+    /// Returns the events for the member's descriptors in the main epoll: level-triggered if a wait
+    /// may leave an event unread.
     fn events(self) -> u32 {
         let edge = if self.is_edge() || self.is_oneshot() { EPOLLET } else { 0 };
         (EPOLLIN | edge) as u32
@@ -178,7 +179,7 @@ impl Member {
         self.removed.load(Ordering::SeqCst)
     }
 
-    /// Returns `None` after the removal.
+    /// Returns the present state, or `None` after the removal.
     pub fn snapshot(&self) -> Option<Snapshot> {
         let state = self.lock();
         let State { interest, enabled, version, .. } = *state;
@@ -198,7 +199,8 @@ impl Member {
         self.lock().interest.is_exclusive()
     }
 
-    /// Returns the event for the kernel's epoll: without the events that EPOLLONESHOT has disabled.
+    /// Returns the event with which a kernel epoll takes the member over: only its flags if
+    /// EPOLLONESHOT has disabled it.
     pub fn kernel_event(&self) -> epoll_event {
         const FLAGS: u32 = (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) as u32 | libc::EPOLLWAKEUP as u32;
         let State { interest, enabled, .. } = *self.lock();
@@ -212,7 +214,8 @@ impl Member {
             let now = snapshot.rsocket.descriptors()?;
             let (muted, unmuted) = self.register(main, now.as_slice())?;
             newly |= unmuted;
-            // After muting, repeat: a notice to unmute the descriptor may have come before.
+            // After muting, repeat: the descriptors may have changed, with a notice, before they
+            // were muted.
             if !muted {
                 let registered = if newly { Registered::Newly } else { Registered::Already };
                 return Ok(if now.as_slice().is_empty() { Registered::None } else { registered });
@@ -258,7 +261,8 @@ impl Member {
         Ok((muted, unmuted))
     }
 
-    /// Decides whether to report the member. `edges` is set for an edge-triggered member.
+    /// Decides whether to report the member. `edges` is the number of edges for an edge-triggered
+    /// member, otherwise `None`.
     pub fn decide(&self, snapshot: &Snapshot, ready: bool, edges: Option<u64>) -> Decision {
         let mut state = self.lock();
         if state.rsocket.is_none() {
@@ -267,7 +271,7 @@ impl Member {
         if state.version != snapshot.version {
             return Decision::Retry;
         }
-        // Another thread may have reported it in the meantime.
+        // Another thread may have reported the member in the meantime.
         if !state.enabled || edges.is_some() && edges <= state.reported {
             return Decision::Nothing;
         }
@@ -286,7 +290,7 @@ impl Member {
         self.lock().version != snapshot.version
     }
 
-    /// Removes the member from the epoll. Returns its rsocket, the first time.
+    /// Removes the member from the epoll. Returns its rsocket, or `None` if it was removed before.
     pub fn detach(&self, main: &KernelEpoll) -> Option<Arc<dyn Pollable>> {
         let mut state = self.lock();
         self.removed.store(true, Ordering::SeqCst);

@@ -1,15 +1,15 @@
 //! repoll: epoll(7) for rsockets and other descriptors.
 //!
-//! The program's descriptor is that of an epoll of the kernel's, the main one, so it can be polled
-//! and added to other epolls. It contains the completion channels of the rsockets, an eventfd that
-//! is readable while the queue of members to poll is not empty, and another epoll of the kernel's
-//! with the program's ordinary descriptors under the program's own data.
+//! The program's descriptor is that of a kernel epoll instance, the main epoll, so it can be polled
+//! and added to other epolls. The main epoll contains the completion channels of the rsockets, an
+//! eventfd that is readable while the queue of members to poll is not empty, and another kernel
+//! epoll, which contains the program's ordinary descriptors with the program's own data.
 //!
 //! Unless a thread is polling it, each enabled rsocket is in one of four states: armed; readable,
 //! because of an event that no thread has read; in the queue; or in use by a blocking call for the
-//! rsocket, which sleeps in its channel and queues the member when it returns. So the main epoll is
-//! readable whenever there may be something to report, and the cost of a wait depends on the number
-//! of events, not of members. docs/concurrency.md describes the locks.
+//! rsocket, which sleeps in the completion channel and queues the member when it returns. So the
+//! main epoll is readable whenever there may be something to report, and the cost of a wait depends
+//! on the number of events, not of members. docs/concurrency.md describes the locks.
 
 mod member;
 #[cfg(test)]
@@ -57,14 +57,14 @@ pub struct Epoll {
     /// The library's own descriptor of the main epoll: the program's descriptor may be closed, and
     /// its number reused, while threads are about to enter the kernel.
     main: KernelEpoll,
-    /// The members that are not rsockets.
+    /// Contains the members that are not rsockets.
     ordinary: KernelEpoll,
     queue: Queue,
     members: Mutex<Members>,
     /// Serial number of the last member.
     serial: AtomicU32,
     closed: AtomicBool,
-    /// A level-triggered rsocket that a wait has reported, and whose event it left unread.
+    /// A level-triggered member that a wait has reported, leaving its event unread.
     last_reported: Mutex<Option<Arc<Member>>>,
     owner: AtomicOwner,
 }
@@ -127,8 +127,8 @@ impl Epoll {
 
     fn add(self: &Arc<Epoll>, fd: c_int, rsocket: Arc<dyn Pollable>, interest: Interest) -> Result<()> {
         check_exclusive(interest)?;
-        // The rsocket was closed in the meantime, or is the parent's and may be locked by threads
-        // that do not exist here.
+        // The rsocket was closed in the meantime, or belongs to the parent process, whose threads
+        // may have locked it at the fork.
         if rsocket.ready(0) & POLLNVAL != 0 {
             return Err(Errno::EBADF);
         }
@@ -140,7 +140,8 @@ impl Epoll {
             self.forget(&member);
         }
         if member.is_removed() || self.check_not_closed().is_err() {
-            // Another thread has removed the member, perhaps before it became a watcher.
+            // Another thread has removed the member or closed the epoll, perhaps before the member
+            // became a watcher.
             self.forget(&member);
             rsocket.watchers().remove(&watcher);
         }
@@ -158,8 +159,8 @@ impl Epoll {
         Ok(())
     }
 
-    /// Returns a number other than 0, so that no member has the data of a descriptor of the
-    /// library's.
+    /// Returns a number other than 0, so that no [`Member::key`] is [`QUEUE_KEY`] or
+    /// [`ORDINARY_KEY`].
     fn next_serial(&self) -> u32 {
         loop {
             let serial = self.serial.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
@@ -177,9 +178,9 @@ impl Epoll {
         self.arm_or_queue(member)
     }
 
-    /// Removes a member and adds `number`, a descriptor of the kernel's, to `epfd`, an epoll of the
-    /// program's, with the same event. No other thread can change or remove the member, or the
-    /// number, between the two. Does nothing without such a member.
+    /// Removes the member `fd` and adds `number`, a kernel descriptor, to `epfd`, a kernel epoll of
+    /// the program, with the member's event. No other thread can change or remove the member or
+    /// `number` between the two steps. Does nothing if `fd` is not a member.
     pub fn hand_over(&self, fd: c_int, number: RawFd, epfd: RawFd) -> Result<()> {
         self.check_process()?;
         let mut members = self.members();
@@ -191,8 +192,8 @@ impl Epoll {
     }
 
     /// Closes the program's descriptor and removes all members. Waiting threads fail with `EBADF`.
-    /// Removed from the table before. Dropping it is not sufficient, because members and rsockets
-    /// refer to each other.
+    /// The caller has removed the epoll from the table of descriptors. Dropping the epoll is not
+    /// sufficient, because members and rsockets refer to each other.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         if !self.owner.is_this_process() {
@@ -219,7 +220,8 @@ impl Epoll {
         self.members().get(&fd).cloned().ok_or(Errno::ENOENT)
     }
 
-    /// Removes a member, unless another one has replaced it. Returns whether it was in the table.
+    /// Removes a member, unless another one has replaced it. Returns whether the member was in the
+    /// table.
     fn forget(&self, member: &Arc<Member>) -> bool {
         let mut members = self.members();
         let there = members.get(&member.fd).is_some_and(|there| Arc::ptr_eq(there, member));
@@ -237,14 +239,14 @@ impl Epoll {
         }
     }
 
-    /// Fails with `EBADF` in a child, if the epoll belongs to the parent and has had rsockets,
-    /// which are the parent's. An epoll without rsockets becomes the child's, as after daemon(3).
+    /// Fails with `EBADF` in a child if the parent has created the epoll and added rsockets. An
+    /// epoll that has never had rsockets becomes the child's, for example after daemon(3).
     fn check_process(&self) -> Result<()> {
         if self.owner.is_this_process() {
             return Ok(());
         }
-        // Takes no lock: a thread of the parent may have held it. Another thread may have taken the
-        // epoll over and added a member by now.
+        // Take no lock, which a thread of the parent may have held. Check the owner again, because
+        // another thread may have taken the epoll over and added a member by now.
         if self.serial.load(Ordering::Acquire) != 0 {
             return if self.owner.is_this_process() { Ok(()) } else { Err(Errno::EBADF) };
         }

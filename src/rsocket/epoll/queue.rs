@@ -12,8 +12,8 @@ use crate::os::sync::{Mutex, MutexGuard};
 
 /// A FIFO that contains each member once. The eventfd is readable while the queue is not empty.
 ///
-/// The lock is taken by notices, with an rsocket's list of watchers locked. Only the eventfd is
-/// read and written with the lock held.
+/// Notices take the lock with an rsocket's list of watchers locked. The only system calls made with
+/// the lock held are reading and writing the eventfd.
 pub struct Queue {
     state: Mutex<State>,
     event: EventFd,
@@ -47,8 +47,8 @@ impl Queue {
     /// Reserves memory for `members` members, so that push() does not allocate.
     pub fn reserve(&self, members: usize) -> Result<()> {
         let mut state = self.lock();
-        // Removed members leave the queue when they are polled. Without waits they must not
-        // accumulate.
+        // Removed members leave the queue only when they are polled. They must not accumulate if
+        // the program never waits.
         if state.members.len() > 2 * members + 16 {
             state.members.retain(|(_, member)| !member.is_removed());
         }

@@ -265,8 +265,8 @@ fn data_is_reported_although_another_thread_read_the_event() {
     }
 }
 
-/// A blocking call that sleeps in the channel reads the event at any time. Until it returns, the
-/// epoll is not readable without reason.
+/// A blocking call that sleeps in the channel may read the event at any time. Until the call
+/// returns, the event does not make the epoll readable.
 #[test]
 fn a_blocking_call_uses_the_channel() {
     for mode in [0, EPOLLET, EPOLLONESHOT] {

@@ -145,8 +145,8 @@ impl<'a> Sleeper<'a> {
     }
 }
 
-/// Returns the number of threads that have returned, when this is at least `returned` and all other
-/// ones are asleep at many checks in a row.
+/// Waits until at least `returned` threads have returned and all others are asleep, at many checks
+/// in a row. Returns the number of threads that have returned.
 fn settle(sleepers: &[Sleeper<'_>], returned: usize) -> usize {
     let mut settled = 0;
     loop {
@@ -160,7 +160,8 @@ fn settle(sleepers: &[Sleeper<'_>], returned: usize) -> usize {
     }
 }
 
-/// Lets threads wait for the epolls in turn, and calls `each` until it has done everything.
+/// Starts `threads` threads, each of which waits for the next of the epolls in turn. Calls `each`,
+/// then closes the epolls.
 fn with_sleepers(fixtures: &[Fixture], threads: usize, each: impl FnOnce(&[Sleeper<'_>])) {
     thread::scope(|scope| {
         let sleepers: Vec<_> =
@@ -219,7 +220,7 @@ fn an_ordinary_member_wakes_a_thread_that_waits() {
     });
 }
 
-/// The first threads of a child that use its parent's epoll, at the same time, find it theirs.
+/// When several threads of a child use its parent's epoll at the same time, all find it theirs.
 #[test]
 fn the_threads_of_a_child_take_the_epoll_over_together() {
     for _ in 0..200 {

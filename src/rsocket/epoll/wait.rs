@@ -1,4 +1,5 @@
-//! repoll_wait: epoll_wait(2). What to report of a member, and what will announce the next change.
+//! repoll_wait, like epoll_wait(2): decides what to report of a member, and arranges that its next
+//! change makes the main epoll readable.
 
 use std::ffi::{c_int, c_short};
 use std::mem::MaybeUninit;
@@ -31,7 +32,7 @@ impl EventBuffer<'_> {
 
 impl Epoll {
     /// Like epoll_wait(2). Returns the number of events written to the array. `timeout` is in
-    /// milliseconds; a negative one never ends. Fails with `EBADF` if the epoll is closed during
+    /// milliseconds, infinite if it is negative. Fails with `EBADF` if the epoll is closed during
     /// the wait.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: c_int) -> Result<usize> {
         if events.is_empty() {
@@ -52,7 +53,7 @@ impl Epoll {
                 break;
             }
             // Each round that does not wait polls at least one readable member, the queue or the
-            // ordinary members, in turn. So one for each finds everything that there is to report,
+            // ordinary members, in turn. So one round for each of them finds everything to report,
             // even if a member becomes readable again in each round.
             late += usize::from(left == Some(Duration::ZERO));
             if late > 0 && late > self.members().len() + 1 {
@@ -120,8 +121,9 @@ impl Epoll {
         Ok(())
     }
 
-    /// Polls a member that has a readable descriptor or was in the queue (`queued`). Afterwards it
-    /// is armed, readable, queued or disabled. On failure it is queued.
+    /// Polls a member that has a readable descriptor or was in the queue (`queued`). Returns the
+    /// event to report, if there is one. Afterwards the member is armed, readable, queued or
+    /// disabled; on failure it is queued.
     fn poll_member(&self, member: &Arc<Member>, queued: bool) -> Result<Option<epoll_event>> {
         let readable = member.readable.swap(false, Ordering::SeqCst);
         let Some(snapshot) = member.snapshot() else { return Ok(None) };
@@ -137,8 +139,8 @@ impl Epoll {
         if !readable && !snapshot.interest.is_edge() {
             let ready = snapshot.ready();
             if ready != 0 {
-                // The member stays in the queue or becomes disabled, so no descriptor has to
-                // announce it.
+                // The member is queued again or becomes disabled, so no descriptor has to announce
+                // its next change.
                 return Ok(self.report_level(member, &snapshot, ready, true));
             }
         }
@@ -163,9 +165,9 @@ impl Epoll {
         queued: bool,
     ) -> Option<epoll_event> {
         let mut ready = if readable { snapshot.ready() } else { 0 };
-        // An event that stays unread keeps the member visible while there is something to report. A
-        // thread that reads the event elsewhere queues this member. A member that was queued for
-        // this reason has to be queued again here.
+        // An unread event keeps the main epoll readable while there is something to report. Another
+        // thread that reads the event queues this member. So a member from the queue may have no
+        // unread event, and has to be queued again.
         let leave_event = readable && ready != 0 && !snapshot.interest.is_oneshot();
         if readable && !leave_event {
             take_event(member, snapshot);
@@ -176,8 +178,8 @@ impl Epoll {
         self.report_level(member, snapshot, ready, queued || !leave_event)
     }
 
-    /// Reports the bits of a level-triggered member, if it may be reported. The member is queued if
-    /// `queue` is set; otherwise an unread event keeps it visible.
+    /// Reports the bits of a level-triggered member, if it may be reported. If it stays enabled, it
+    /// is queued if `queue` is set; otherwise an unread event keeps the main epoll readable.
     fn report_level(
         &self,
         member: &Arc<Member>,
@@ -197,9 +199,9 @@ impl Epoll {
         (decision == Decision::Report).then(|| interest.report(ready))
     }
 
-    /// Arms a rsocket that a wait has reported and whose event it left unread, if nothing is ready.
-    /// Usually the program has read everything, and this saves a wait in the kernel that would find
-    /// nothing.
+    /// Arms the member that the last wait has reported, leaving its event unread, if nothing is
+    /// ready any more. Usually the program has read everything, and this saves a wait in the kernel
+    /// that would return at once and find nothing.
     fn rearm(&self, member: &Arc<Member>) {
         let Some(snapshot) = member.snapshot() else { return };
         if !snapshot.enabled || snapshot.interest.is_edge() || snapshot.interest.is_oneshot() || snapshot.is_ready() {
@@ -208,7 +210,7 @@ impl Epoll {
         match self.refresh(member, &snapshot) {
             Ok(true) => take_event(member, &snapshot),
             Ok(false) => {}
-            // The event stays unread and visible.
+            // The event stays unread, and the main epoll readable.
             Err(_) => return,
         }
         if snapshot.arm() != 0 || member.was_modified(&snapshot) {
@@ -222,7 +224,8 @@ impl Epoll {
             take_event(member, snapshot);
         }
         snapshot.rsocket.arm(0);
-        // This order may report an edge twice, but never loses one.
+        // Read the number of edges before the bits: this order may report an edge twice, but never
+        // loses one.
         let edges = snapshot.rsocket.edges();
         let ready = snapshot.ready();
         let decision = member.decide(snapshot, ready != 0, Some(edges));
@@ -232,14 +235,15 @@ impl Epoll {
         (decision == Decision::Report).then(|| snapshot.interest.report(ready))
     }
 
-    /// Calls [`Member::refresh`]. Returns whether this epoll may still read an event that was seen.
+    /// Calls [`Member::refresh`]. Returns whether the caller may read the event of a descriptor
+    /// that was readable.
     fn refresh(&self, member: &Arc<Member>, snapshot: &Snapshot) -> Result<bool> {
         let registered = member.refresh(&self.main, snapshot)?;
         if registered == Registered::Newly {
             // The call that used the descriptors may have left an event unread.
             take_event(member, snapshot);
         }
-        // Without descriptors, a blocking call uses them and will notify the member.
+        // If there are no descriptors, a blocking call uses them, and will notify the member.
         Ok(registered == Registered::Already)
     }
 
@@ -253,7 +257,8 @@ impl Epoll {
         } else {
             snapshot.arm()
         };
-        // An event that was left unread raises no other one.
+        // A descriptor that was found readable, and whose event is still unread, may not become
+        // readable again.
         if ready != 0 || member.readable.load(Ordering::SeqCst) {
             self.queue.push(member);
         }

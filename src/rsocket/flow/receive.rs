@@ -8,15 +8,15 @@
 //! of the full size is added. If there is no memory for that, the small ring is advertised again
 //! when all of it has been read. The bytes of the small ring count as the beginning of the full
 //! ring, so the halves end where they would without a small ring: at multiples of 64 KB by default.
-//! Programs that write blocks of a power of two when poll(2) reports space rely on that. A block
-//! that does not fit into the half makes a blocking send wait until the peer has read; two such
-//! programs that send to each other would wait forever.
+//! Programs that write blocks of a power of two when poll(2) reports space rely on these positions:
+//! a block that does not fit into the rest of the half makes a blocking send wait until the peer
+//! has read, and two such programs that send to each other would wait forever.
 //!
 //! The target SGL has two entries, each in use until its half is full, so at most two halves that
 //! are not full are advertised.
 //!
-//! Advertising a half costs both ends a message, and each end often waits for the other's. A stream
-//! that fills its buffer many times a second is faster with a larger one, and keeps it.
+//! Advertising a half takes a message, for which the peer often has to wait. A stream that fills
+//! its buffer many times a second is faster with a larger buffer, and keeps it.
 
 use super::Violation;
 
@@ -25,49 +25,50 @@ use super::Violation;
 pub struct Advertisement {
     /// Entry of the SGL: 0 or 1.
     pub sgl_entry: usize,
-    /// Ring: 0 or 1.
+    /// Number of the ring: 0 or 1.
     pub ring: usize,
     /// Offset in the ring.
     pub offset: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
 /// A credit update: what the peer may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreditUpdate {
-    /// Number of the first message that it must not send.
+    /// Number of the first message that the peer must not send.
     pub limit: u16,
-    /// A free buffer.
+    /// A free buffer to advertise, if there is one.
     pub buffer: Option<Advertisement>,
 }
 
 /// Contiguous received bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Ring: 0 or 1.
+    /// Number of the ring: 0 or 1.
     pub ring: usize,
     /// Offset in the ring.
     pub offset: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
 /// A receive buffer.
 #[derive(Debug)]
 struct Ring {
-    /// Bytes, and bytes that are advertised at a time: one half, or all of a small ring.
+    /// Size in bytes, and number of bytes that are advertised at a time: one half, or all of a
+    /// small ring.
     size: u32,
     half: u32,
-    /// Bytes advertised, received and read by the program, since the beginning.
+    /// Bytes advertised, received, and read by the program, since the ring was created.
     advertised: u64,
     received: u64,
     taken: u64,
-    /// The number of bytes read from which on a half is free to be advertised.
+    /// A half is free to be advertised when `taken` has reached this value.
     free_at: u64,
     /// Offset of the next byte to read.
     read_offset: u32,
-    /// Bytes left of the advertised half that the peer is filling.
+    /// Bytes that the peer may still write into the half that it is filling.
     left: u32,
 }
 
@@ -81,7 +82,7 @@ impl Ring {
         Ring { size, half: size, advertised: 0, received: 0, taken: 0, free_at: 0, read_offset: 0, left: 0 }
     }
 
-    /// Returns a ring of which the first `phase` bytes, less than a half, are left out.
+    /// Returns a ring that begins at offset `phase`, which is less than a half.
     fn starting_at(phase: u32, size: u32) -> Ring {
         let mut ring = Ring::new(size);
         let start = u64::from(phase);
@@ -89,7 +90,7 @@ impl Ring {
         Ring { received: start, taken: start, read_offset: phase, left: 0, ..ring }
     }
 
-    /// `len` more bytes are advertised, up to the end of a half.
+    /// Advertises `len` more bytes, up to the end of a half.
     fn advertise(&mut self, len: u64) {
         if self.is_full() {
             self.left = len as u32;
@@ -102,7 +103,8 @@ impl Ring {
         self.half == self.size
     }
 
-    /// Returns whether nothing of a ring that is not small has been advertised.
+    /// Returns whether nothing of the ring has been advertised, apart from bytes left out by
+    /// `starting_at`.
     fn is_new(&self) -> bool {
         self.advertised < u64::from(self.half)
     }
@@ -118,12 +120,12 @@ impl Ring {
         self.advertised == u64::from(self.size)
     }
 
-    /// Returns the number of bytes received in a small ring since it was advertised.
+    /// Returns the number of bytes received in a small ring since it was last advertised.
     fn used(&self) -> u64 {
         self.received + u64::from(self.size) - self.advertised
     }
 
-    /// Returns what is left when the peer has filled a half.
+    /// Returns the next value of `left` when the peer has filled a half.
     #[cold]
     fn next_left(&self) -> u32 {
         (self.advertised - self.received).min(self.half.into()) as u32
@@ -144,9 +146,9 @@ impl Ring {
     }
 
     /// Returns offset and length of the contiguous bytes that begin `skip` bytes after the next
-    /// one.
+    /// byte to read. `available` is the number of bytes there.
     fn piece(&self, skip: u64, available: u64) -> (u32, u32) {
-        // At most the size of the ring is skipped.
+        // `skip` is at most the size of the ring.
         let size = u64::from(self.size);
         let start = u64::from(self.read_offset) + skip;
         let start = if start >= size { start - size } else { start };
@@ -155,7 +157,7 @@ impl Ring {
 
     fn take(&mut self, len: u64) {
         self.taken += len;
-        // At most the size of the ring.
+        // `len` is at most the size of the ring.
         let offset = u64::from(self.read_offset) + len;
         let size = u64::from(self.size);
         self.read_offset = if offset >= size { offset - size } else { offset } as u32;
@@ -172,13 +174,14 @@ pub struct Receiver {
     /// Number of `ring`: 0 or 1.
     current: usize,
     pace: Pace,
-    /// No larger ring could be added since the small one was advertised.
+    /// Whether adding a larger ring has failed since the small one was last advertised.
     is_refused: bool,
     /// The SGL entry that is written next.
     sgl_entry: usize,
     /// Receive queue entries for messages that take credits.
     credits: u16,
-    /// Messages received, their number when the peer was given its limit, and that limit.
+    /// Number of messages received; this number when the peer was last given a credit limit; and
+    /// the limit.
     messages: u16,
     advertised_at: u16,
     limit: u16,
@@ -244,14 +247,14 @@ impl Receiver {
         Ok(())
     }
 
-    /// Fast path of [`data`](Self::data), for the message of immediate data `imm`: takes it if it is
-    /// data before the end of a half of the only ring, which is not small, and no credit update is due
-    /// after it. Otherwise does nothing, and returns false.
+    /// Fast path of [`data`](Self::data) for a message with the immediate data `imm`. Takes the
+    /// message if it is data that ends before the end of a half, the ring is the only one and not
+    /// small, and no credit update is due afterwards. Otherwise does nothing, and returns false.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn take_plain(&mut self, imm: u32) -> bool {
         let ring = &mut self.ring;
-        // Other messages are larger numbers than any half is long.
+        // The immediate data of other messages exceeds the length of any half.
         let is_within = imm < ring.left && self.next.is_none() && !ring.is_small();
         let messages = self.messages.wrapping_add(1);
         let is_due = messages.wrapping_sub(self.advertised_at) >= self.credits / 2;
@@ -269,7 +272,7 @@ impl Receiver {
         count(&mut self.messages, self.limit)
     }
 
-    /// Returns the number of bytes that the program can read in the first ring.
+    /// Returns the number of bytes that the program can read in its present ring.
     #[inline]
     pub fn buffered(&self) -> u64 {
         self.ring.available()
@@ -281,7 +284,7 @@ impl Receiver {
         self.ring.available() + self.next.as_ref().map_or(0, Ring::available)
     }
 
-    /// Returns the contiguous bytes that begin `skip` bytes after the next one.
+    /// Returns the contiguous bytes that begin `skip` bytes after the next byte to read.
     #[inline]
     pub fn piece(&self, skip: u64) -> Received {
         let here = self.ring.available();
@@ -297,8 +300,8 @@ impl Receiver {
         Received { ring: 1 - self.current, offset, len }
     }
 
-    /// The program has read `len` bytes. Returns the ring that ended with them, if one did: it is
-    /// no longer used.
+    /// Handles the program's read of `len` bytes. Returns the number of the ring that ended with
+    /// these bytes, if one did: this ring is no longer used.
     #[inline]
     #[must_use]
     pub fn take(&mut self, len: u64) -> Option<usize> {
@@ -329,8 +332,8 @@ impl Receiver {
         Some(Received { ring: self.current, offset, len: len as u32 })
     }
 
-    /// Takes up to `len` bytes of a ring that is about to end, and notes in `ended` if it does.
-    /// Returns the number of bytes.
+    /// Takes up to `len` bytes of the ring that is about to end. Sets `ended` to its number if it
+    /// has ended. Returns the number of bytes taken.
     #[cold]
     fn take_from_old_ring(&mut self, len: u64, ended: &mut Option<usize>) -> u64 {
         let here = self.ring.available().min(len);
@@ -351,7 +354,8 @@ impl Receiver {
     pub fn has_buffer(&self) -> bool {
         match &self.next {
             None => self.ring.has_free_half(),
-            // The old ring's last half counts as one of the two until it is full.
+            // Two halves may be advertised, and the old ring's last half is one of them until it is
+            // full.
             Some(next) => next.has_free_half() && (next.is_new() || self.ring.is_full()),
         }
     }
@@ -363,15 +367,16 @@ impl Receiver {
     }
 
     /// Returns whether [`resize_request`](Self::resize_request) or
-    /// [`next_credit_update`](Self::next_credit_update) has a result: the cheap test after every
-    /// message.
+    /// [`next_credit_update`](Self::next_credit_update) has something to do: the cheap test after
+    /// every message.
     #[inline]
     pub fn wants_credit_update(&self) -> bool {
         self.has_buffer() || self.wants_update_after_message()
     }
 
-    /// As [`wants_credit_update`](Self::wants_credit_update), where nothing has changed since it was
-    /// false, or could not be answered for want of a control message, but messages that have arrived.
+    /// Cheaper form of [`wants_credit_update`](Self::wants_credit_update) for a caller that has
+    /// handled messages and nothing else since that returned false, or since no control message
+    /// could be sent.
     #[inline]
     pub fn wants_update_after_message(&self) -> bool {
         // The last message of a ring makes a part of the next one free to be advertised.
@@ -379,12 +384,12 @@ impl Receiver {
         has_buffer || self.needs_larger_ring() || self.unadvertised_credits() >= self.credits / 2
     }
 
-    /// Returns the number of credits that were not advertised to the peer.
+    /// Returns the number of credits that the peer has used and was not given again.
     fn unadvertised_credits(&self) -> u16 {
         self.messages.wrapping_sub(self.advertised_at)
     }
 
-    /// Returns whether the ring should have another size. Called before
+    /// Returns whether the ring should grow. Called before
     /// [`next_credit_update`](Self::next_credit_update). `now` returns the time in milliseconds.
     pub fn resize_request(&mut self, now: impl Fn() -> u64) -> Resize {
         if self.needs_larger_ring() {
@@ -404,12 +409,12 @@ impl Receiver {
     /// Adds another ring of `size` bytes, at least 2, which follows the present one. Returns its
     /// number.
     pub fn add_ring(&mut self, size: u32) -> usize {
-        // Other rings end at the end of a half.
+        // A ring that is not small ends at the end of a half.
         let phase = if self.ring.is_small() { self.ring.advertised % u64::from(size / 2) } else { 0 };
         self.add(Ring::starting_at(phase as u32, size))
     }
 
-    /// Adds a small ring of `size` bytes, as [`add_ring`](Self::add_ring).
+    /// Adds a small ring of `size` bytes, which follows the present one. Returns its number.
     pub fn add_small_ring(&mut self, size: u32) -> usize {
         self.add(Ring::small(size))
     }
@@ -422,7 +427,7 @@ impl Receiver {
         1 - self.current
     }
 
-    /// There was no memory for a ring of the requested size.
+    /// Notes that there was no memory for a ring of the requested size.
     pub fn resize_failed(&mut self) {
         self.is_refused = self.ring.is_small();
         self.pace.resize_failed();
@@ -474,7 +479,7 @@ pub enum Resize {
     Grow,
 }
 
-/// Times at which halves were advertised.
+/// Measures how often halves are advertised.
 #[derive(Debug, Default)]
 pub struct Pace {
     /// Number of halves since `start`.
@@ -485,7 +490,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Returns the request before another half is advertised.
+    /// Called before another half is advertised. Returns whether the buffer should grow.
     pub fn resize_request(&mut self, now: impl Fn() -> u64) -> Resize {
         if self.halves == 0 {
             self.start = now();
@@ -498,12 +503,12 @@ impl Pace {
         if now().saturating_sub(self.start) <= BUSY_TIME << self.failed { Resize::Grow } else { Resize::Keep }
     }
 
-    /// The buffer has another size.
+    /// Starts to count again, because the buffer has another size.
     pub fn resized(&mut self) {
         *self = Pace::default();
     }
 
-    /// The buffer could not grow: requests are less frequent from now on.
+    /// Makes requests less frequent, because the buffer could not grow.
     pub fn resize_failed(&mut self) {
         self.failed = (self.failed + 1).min(12);
     }
@@ -513,8 +518,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// The fast path changes what the usual one changes, and leaves the rest to it: what it takes ends
-    /// no half and makes no update due.
+    /// The fast path has the effects of the usual path, and takes only messages that end no half
+    /// and make no credit update due.
     #[test]
     fn a_plain_message_is_taken_as_any_other() {
         let (mut fast, mut usual) = (Receiver::new(256, 16), Receiver::new(256, 16));
@@ -524,7 +529,7 @@ mod tests {
             let is_plain = fast.take_plain(len);
             (taken, left) = (taken + u32::from(is_plain), left + u32::from(!is_plain));
             if !is_plain && fast.data(len).is_err() {
-                // The message does not fit into the half: a peer sends a part of it.
+                // The message does not fit into the half: a peer would send a part of it.
                 assert_eq!(usual.data(len), Err(Violation::TooMuchData));
                 let rest = fast.ring.left;
                 assert!(fast.data(rest).is_ok() && usual.data(rest).is_ok());
@@ -546,7 +551,7 @@ mod tests {
     #[test]
     fn other_messages_are_not_plain() {
         let mut receiver = Receiver::new(256, 16);
-        // A full half, the largest message and a control message.
+        // Data that fills a half, a message of a reserved operation, and a control message.
         for imm in [128, 1 << 29, u32::MAX] {
             assert!(!receiver.take_plain(imm), "{imm:#x}");
         }

@@ -18,14 +18,14 @@ const LOW_WATER: u32 = 2048;
 /// is copied.
 const MAX_MESSAGE: u32 = 1 << 19;
 const FIRST_MESSAGE: u32 = 1 << 16;
-/// Credits that are not used on iWARP, or fewer if the peer has a small receive queue. Messages
-/// without credit use up receives, too, and the reference posts receives for its credits only. At
-/// most six such messages arrive before the peer processes one: two SGL entries, two credit
-/// updates, SHUTDOWN and DISCONNECT. InfiniBand and RoCE retry until there is a receive, iWARP ends
-/// the connection.
+/// Number of credits that stay unused on iWARP, or less if the peer has a small receive queue.
+/// Messages without credit use up receives, too, and rdma-core posts receives for its credits only.
+/// At most six such messages arrive before the peer processes one: two SGL entries, two credit
+/// updates, SHUTDOWN and DISCONNECT. Without a receive for a message, InfiniBand and RoCE retry,
+/// but iWARP ends the connection.
 const RESERVED_CREDITS: u16 = 8;
 
-/// Sizes that are fixed when the connection is created.
+/// Sizes of a connection. Only `buffer` changes later.
 #[derive(Clone, Copy, Debug)]
 pub struct SendLimits {
     /// Send queue entries for data.
@@ -43,7 +43,7 @@ pub struct SendLimits {
 /// The next data message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
     /// Remote address.
     pub addr: u64,
@@ -78,19 +78,21 @@ struct Outstanding {
 #[derive(Debug)]
 pub struct Sender {
     limits: SendLimits,
-    /// Data entries of the send queue minus those of signaled work requests, and postable control
-    /// messages.
+    /// Number of send queue entries for data that no signaled work request uses, and of control
+    /// messages that can be posted.
     unclaimed_entries: u32,
     free_controls: u32,
-    /// Bytes of the send buffer in use, and the offset of the next ones.
+    /// Bytes of the send buffer in use, and the offset behind them.
     used: u32,
     next: u32,
     /// The unused part of the peer's current buffer.
     target: Region,
-    /// Number of the first message that the peer has no receive for, and of messages until then.
+    /// Number of the first message for which the peer has no receive, and how many may be sent
+    /// before it.
     credit_limit: u16,
     credits_left: u16,
-    /// The most credits that may stay unused, and those of them that do.
+    /// Maximum number of credits that may stay unused, and how many of them do. Both are 0 except
+    /// on iWARP.
     spare_credits: u16,
     reserved_credits: u16,
     outstanding: VecDeque<Outstanding>,
@@ -98,8 +100,8 @@ pub struct Sender {
     last_wr_id: u64,
     signaled_wr_id: u64,
     completed_wr_id: u64,
-    /// From this one on, the next work request is signaled: often enough that space is freed before
-    /// it is used up.
+    /// The next work request from this `wr_id` on is signaled, so that space is freed before it is
+    /// used up.
     signal_due: u64,
     /// Bytes of the unsignaled requests.
     unsignaled_bytes: u32,
@@ -108,7 +110,7 @@ pub struct Sender {
     burst: Burst,
 }
 
-/// Reasons to look at the completions of sends: a set of the constants.
+/// Why send completions have to be polled: a set of these constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reasons(u8);
 
@@ -173,7 +175,8 @@ impl Sender {
         self.outstanding.is_empty() && self.last_wr_id == self.signaled_wr_id && self.held() == 0
     }
 
-    /// Returns whether work requests of which no completion tells are all that is outstanding.
+    /// Returns whether all outstanding work requests are unsignaled, so that no completion will
+    /// report them.
     pub fn ends_unsignaled(&self) -> bool {
         self.outstanding.is_empty() && self.last_wr_id != self.signaled_wr_id
     }
@@ -188,7 +191,7 @@ impl Sender {
         !self.needs_target() && (self.target.length as usize) < wanted
     }
 
-    /// Returns the number of messages for which the peer still has receives, without the one that is
+    /// Returns the number of messages for which the peer still has receives, less one if data is
     /// held.
     pub fn credits(&self) -> u16 {
         self.credits_left - u16::from(self.held() > 0)
@@ -214,8 +217,8 @@ impl Sender {
         self.reasons.0 & Reasons::SHORT.0 != 0
     }
 
-    /// Notes whether there is space, and whether data is held, after each change of what that depends
-    /// on.
+    /// Updates [`Reasons::SHORT`] and [`Reasons::HELD`]. Called after each change that may affect
+    /// them.
     #[inline]
     fn note_space(&mut self) {
         self.set_reason(Reasons::SHORT, self.free_controls == 0 || !self.has_space());
@@ -227,8 +230,8 @@ impl Sender {
         self.limits.buffer - self.used - self.held()
     }
 
-    /// Returns whether the send buffer lets a message of `len` bytes be sent as a whole, according
-    /// to the completions so far.
+    /// Returns whether the send buffer has space for a whole message of `len` bytes, according to
+    /// the completions so far.
     pub fn has_room(&self, len: usize) -> bool {
         self.free() as usize >= len.max(LOW_WATER as usize)
     }
@@ -308,8 +311,9 @@ impl Sender {
         self.push(self.limits.entries_per_message, if inline { 0 } else { chunk.len })
     }
 
-    /// Returns the offset in the send buffer for a message without stream data (an update of the
-    /// peer's iomap), which takes a credit and `bytes` of the buffer, if it can be sent.
+    /// For a message without stream data (an update of the peer's iomap), which takes a credit and
+    /// `bytes` of the send buffer: returns its offset in the buffer, or `None` if it cannot be sent
+    /// now.
     pub fn plan_update(&self, bytes: u32) -> Option<u32> {
         (self.has_credit() && self.has_space() && bytes <= LOW_WATER).then_some(self.next)
     }
@@ -317,7 +321,7 @@ impl Sender {
     /// Like [`take`](Self::take), for [`plan_update`](Self::plan_update).
     pub fn take_update(&mut self, bytes: u32) -> (u64, bool) {
         self.credits_left -= 1;
-        // The reference does not count these messages, so their credits do not come back.
+        // rdma-core does not count these messages, so their credits do not come back.
         self.spare_credits = self.spare_credits.saturating_sub(1);
         self.reserved_credits = self.spare_credits.min(self.reserved_credits);
         self.push(self.limits.entries_per_message, bytes)
@@ -332,9 +336,9 @@ impl Sender {
         Some((self.longest(wanted, inline), self.next))
     }
 
-    /// Returns how many of `wanted` bytes the first message of a transfer should carry. A
-    /// connection is idle if no work request is known to be outstanding. Send completions are
-    /// polled only when space is short, so a connection that has sent before usually is not idle.
+    /// Returns how many of `wanted` bytes the first message of a transfer should carry: fewer on an
+    /// idle connection. Send completions are polled only when space is short, so a connection that
+    /// has sent before usually does not count as idle.
     pub fn first_message(&self, wanted: usize) -> usize {
         if self.is_idle() { wanted.min(FIRST_MESSAGE as usize) } else { wanted }
     }
@@ -368,7 +372,7 @@ impl Sender {
         (self.last_wr_id, signaled)
     }
 
-    /// Returns whether the last work request is signaled because of those before it.
+    /// Returns whether the last work request has to be signaled, apart from a lack of space.
     #[inline]
     fn is_signal_due(&self) -> bool {
         self.last_wr_id >= self.signal_due || self.is_in_burst()
@@ -379,8 +383,9 @@ impl Sender {
         self.signal_due = self.last_wr_id + u64::from(until_short.min(self.limits.sq_entries / 4));
     }
 
-    /// Fast path of [`plan`](Self::plan) and [`take`](Self::take), for `len` bytes inline if
-    /// nothing is held and space is not short: reserves one message of all of them.
+    /// Fast path of [`plan`](Self::plan) and [`take`](Self::take) while nothing is held: reserves
+    /// one inline message of `len` bytes. Returns `None` if space is short or the message cannot be
+    /// sent as a whole.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn take_inline(&mut self, len: u32) -> Option<InlineRequest> {
@@ -398,14 +403,15 @@ impl Sender {
         let signaled = self.is_signal_due();
         if signaled {
             self.signal(0);
-            // The last entries are signaled.
+            // Space becomes short only with a signaled work request.
             self.note_space();
         }
         Some(InlineRequest { addr, rkey, wr_id: self.last_wr_id, signaled })
     }
 
     /// Makes the last work request signaled. Its completion also completes the unsignaled ones
-    /// before it. `control`: the number of entries if it is a control message's.
+    /// before it. `control` is the number of its entries if it belongs to a control message,
+    /// otherwise 0.
     #[inline(never)]
     fn signal(&mut self, control: u32) {
         let entries = self.unsignaled_entries() - control;
@@ -474,7 +480,8 @@ mod tests {
         Sender::new(limits, Region { addr: 0, rkey: 0, length: 64 }).unwrap()
     }
 
-    /// Also where a lower limit is not an increment that exceeds the window.
+    /// Even with the largest window, a lower limit is rejected, unless it is a valid increment
+    /// modulo 2^16.
     #[test]
     fn the_limit_does_not_go_back() {
         let mut sender = sender(u16::MAX);

@@ -11,7 +11,7 @@ mod random;
 use end::{End, Setup, deliver};
 use random::Random;
 
-/// Number of schedules by default. They take a moment with and without optimisation.
+/// Default number of schedules, which takes a moment with or without optimisation.
 const SCHEDULES: u64 = if cfg!(debug_assertions) { 20_000 } else { 200_000 };
 
 /// Returns the number of schedules to run.

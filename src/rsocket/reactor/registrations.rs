@@ -1,8 +1,9 @@
 //! What the thread for events watches: descriptors and timers; and the worker's jobs.
 //!
-//! A cancelled timer stays in the heap until it is the first one, or until the heap is full. So
-//! setting and cancelling one of n take log n steps, on average: cleaning the heap looks at all of
-//! them, after at least as many were cancelled as it has space for beyond those that are set.
+//! A cancelled timer stays in the heap until it is the first one, or until the heap is full: then
+//! all cancelled timers are removed. This takes n steps for n timers, but the heap is full only
+//! after as many were cancelled as it has space for beyond those that are set. So setting a timer
+//! takes log n steps on average.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -26,16 +27,18 @@ pub(super) struct Reactor {
     pub epoll: KernelEpoll,
     /// The epoll reports this socket when the thread has to read the timers again.
     pub wake: Wake,
-    /// Number of this reactor in the process. The threads of an earlier reactor end.
+    /// Number of this reactor in the process, by which threads of an earlier reactor notice that
+    /// they have to end.
     pub number: usize,
     pub registrations: Numbered<Key, Registration>,
     /// Has capacity for one timer of each kind per registration.
     pub timers: Timers<(Key, Timer, u64)>,
     /// Number of timers that were set.
     timers_set: u64,
-    /// The thread waits with the timers that it has read.
+    /// Whether the thread waits until the first timer that it has found, so that an earlier one has
+    /// to wake it.
     pub is_waiting: bool,
-    /// What the worker has to do. Has capacity for two of each registration.
+    /// The worker's jobs. Has capacity for two per registration.
     pub jobs: VecDeque<(Key, Call)>,
     has_worker: bool,
 }
@@ -51,12 +54,12 @@ pub(super) enum Call {
     Channel,
 }
 
-/// What a thread calls.
+/// A call that a thread has to make.
 pub(super) struct Due {
     pub key: Key,
     pub call: Call,
     pub service: Arc<dyn Service>,
-    /// [`Reactor::finished`] is called afterwards, even if the service is not busy.
+    /// Whether [`Reactor::finished`] has to be called afterwards even if the service was not busy.
     pub is_noted: bool,
 }
 
@@ -65,15 +68,16 @@ pub(super) struct Registration {
     pub fd: c_int,
     /// The events that the service is called for.
     pub events: u32,
-    /// The epoll reports these events, unless `is_job` is set.
+    /// Whether the epoll reports these events, unless `is_job` is set.
     pub is_enabled: bool,
-    /// By [`Call`]: a job of the worker is queued, or in progress.
+    /// For each [`Call`], whether a job of the worker is queued or in progress.
     is_job: [bool; 3],
     /// Number of times in a row that the service was busy.
     busy: u32,
     /// The descriptor of [`watch_channel`](super::watch_channel), and whether the epoll has it.
     pub second: Option<(c_int, bool)>,
-    /// The second descriptor was readable when the service was busy, and is not watched.
+    /// Whether the second descriptor was readable when the service was busy. It is not watched
+    /// then.
     was_readable: bool,
     pub service: Arc<dyn Service>,
     /// The time of each kind of timer that is set, and its number.
@@ -97,18 +101,18 @@ impl Registration {
         }
     }
 
-    /// Returns the epoll event for the descriptor. While it is disabled, the epoll reports an error
-    /// once, because it cannot leave out errors. One that the worker is called for is reported once,
-    /// and enabled again after the call.
+    /// Returns the epoll event for the descriptor. For a disabled descriptor, the epoll reports an
+    /// error once, because the kernel cannot leave out errors. A descriptor whose service the
+    /// worker calls is reported once, and enabled again after the call.
     pub fn event(&self, key: Key) -> Option<libc::epoll_event> {
         let is_reported = self.is_enabled && !self.is_job[Call::Service as usize];
         let once = if is_reported && self.role == Role::Events { 0 } else { libc::EPOLLONESHOT as u32 };
         Some(libc::epoll_event { events: if is_reported { self.events | once } else { once }, u64: key.0 })
     }
 
-    /// The service is about to be called.
+    /// Returns a call that is about to be made.
     fn due(&mut self, key: Key, call: Call) -> Due {
-        // The timer may be set, and expire, from now on.
+        // From now on the timer may be set again, and expire again.
         self.is_job[Call::Expired as usize] &= call != Call::Expired;
         let is_noted = self.is_job[call as usize] || self.busy > 0;
         Due { key, call, service: Arc::clone(&self.service), is_noted }
@@ -119,13 +123,13 @@ impl Registration {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     Expires,
-    /// The descriptor, which is disabled, is enabled again.
+    /// The descriptor, which was paused, is enabled again.
     Resumes,
     /// The second descriptor is watched, or the service called for it again.
     Watches,
 }
 
-/// Returns whether a timer is set, and not cancelled.
+/// Returns a function that tells whether a timer is set, and not cancelled.
 fn is_set(registrations: &Numbered<Key, Registration>) -> impl Fn((Key, Timer, u64)) -> bool {
     |(key, kind, number)| {
         let time = registrations.get(&key).and_then(|registration| registration.times[kind as usize]);
@@ -142,7 +146,7 @@ const TIMERS: usize = Timer::Watches as usize + 1;
 
 impl Reactor {
     pub fn start() -> Result<Reactor> {
-        /// Number of registrations that need no more memory.
+        /// Number of registrations for which memory is reserved at the start.
         const FEW: usize = 7;
         static STARTED: AtomicUsize = AtomicUsize::new(0);
         let (mut registrations, mut timers) = (Numbered::default(), Timers::new());
@@ -152,7 +156,7 @@ impl Reactor {
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         thread::spawn(Role::Events, number)?;
-        // A worker of a lost reactor ends.
+        // Wake the worker of an abandoned reactor, which ends.
         thread::JOBS.notify();
         Ok(Reactor {
             epoll,
@@ -173,7 +177,7 @@ impl Reactor {
         self.has_worker = self.has_worker || thread::spawn(Role::Setup, self.number).is_ok();
     }
 
-    /// See [`set_role`](super::set_role).
+    /// Changes the thread that calls the service. Returns whether the role has changed.
     pub fn set_role(&mut self, key: Key, role: Role) -> bool {
         let changes = self.registrations.get(&key).is_some_and(|registration| registration.role != role);
         if changes && role == Role::Setup {
@@ -182,8 +186,8 @@ impl Reactor {
         changes && self.change(key, |registration| registration.role = role)
     }
 
-    /// Returns what the thread for events has to call for `key`. A job is added to the worker's
-    /// instead.
+    /// Returns the call that the thread for events has to make for `key`. If the worker has to make
+    /// it, queues a job instead.
     pub fn due(&mut self, key: Key, call: Call) -> Option<Due> {
         let registration = self.registrations.get_mut(&key)?;
         if registration.role == Role::Events {
@@ -244,8 +248,9 @@ impl Reactor {
         Some(self.registrations.get_mut(&key)?.due(key, Call::Channel))
     }
 
-    /// The pause before the second descriptor is watched is over. Returns a call that is made
-    /// instead: the service was busy. Not by watching again: its lock may be taken with each event.
+    /// Ends the pause before the second descriptor is watched. If the service was busy when the
+    /// descriptor was readable, returns a call to make instead: the lock that made it busy may be
+    /// held again at each later event.
     pub fn watch_after_pause(&mut self, key: Key) -> Option<Due> {
         if mem::take(&mut self.registrations.get_mut(&key)?.was_readable) {
             return self.channel_due(key);
@@ -265,7 +270,7 @@ impl Reactor {
     /// Returns whether the program has left the descriptors alone. If it has closed them, the
     /// numbers may belong to its own files, even to an epoll with members of the same numbers. So
     /// epoll_ctl(2) is called only if the socket is the reactor's; its result shows whether the
-    /// epoll is the reactor's, too.
+    /// epoll is the reactor's, too. The call also updates the socket's events.
     pub fn is_usable(&self) -> bool {
         self.wake.is_unchanged()
             && self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.fd.as_raw_fd(), self.wake.event()).is_ok()
@@ -282,8 +287,8 @@ impl Reactor {
 
     pub fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {
         let is_known = self.registrations.get(&key).ok_or(Errno::EBADF)?.second == Some((fd, true));
-        // If the program has closed the descriptors, an epoll of its own with this number does not
-        // have the stream's channel.
+        // EPOLL_CTL_MOD needs no check: if the number now belongs to an epoll of the program, the
+        // command fails, because the channel is not in that epoll.
         if !is_known && !self.is_usable() {
             return Err(Errno::EBADF);
         }
@@ -296,14 +301,14 @@ impl Reactor {
         Ok(())
     }
 
-    /// Sets a timer for the time after `delay`, unless it is set.
+    /// Sets a timer for the time after `delay`, unless one of this kind is set.
     pub fn set_after(&mut self, key: Key, kind: Timer, delay: Duration) {
         if self.registrations.get(&key).is_some_and(|registration| registration.times[kind as usize].is_none()) {
             self.set_timer(key, kind, Some(Instant::now() + delay));
         }
     }
 
-    /// Sets a timer of this kind, and cancels the previous one.
+    /// Sets a timer of this kind, unless `time` is `None`. Cancels the previous one.
     pub fn set_timer(&mut self, key: Key, kind: Timer, time: Option<Instant>) {
         let Some(registration) = self.registrations.get_mut(&key) else { return };
         self.timers_set += 1;
@@ -378,7 +383,7 @@ impl Reactor {
         all.max_by_key(|(key, _)| **key).map(|(&key, registration)| registration.event(key))
     }
 
-    /// See [`pause`](super::pause).
+    /// Disables the descriptor of `key` for `time`, if it is enabled.
     pub fn pause(&mut self, key: Key, time: Duration) {
         let is_enabled = self.registrations.get(&key).is_some_and(|registration| registration.is_enabled);
         if is_enabled && self.change(key, |registration| registration.is_enabled = false) {
@@ -442,11 +447,11 @@ impl Wake {
     }
 }
 
-/// Timers for `T`, each of which is set once. Their owner knows which of them have been cancelled:
-/// the functions `is_set` are its answer.
+/// Timers that a `T` identifies, each of which is set once. Their owner knows which ones were
+/// cancelled: it passes a function `is_set`, which returns whether a timer is still set.
 pub(super) struct Timers<T> {
     entries: BinaryHeap<Reverse<(Instant, T)>>,
-    /// [`insert`](Self::insert) does not allocate for as many that are set.
+    /// Number of set timers for which [`insert`](Self::insert) does not allocate.
     reserved: usize,
 }
 
@@ -474,7 +479,7 @@ impl<T: Ord + Copy> Timers<T> {
         is_first
     }
 
-    /// Returns the time of the first timer.
+    /// Returns the time of the first timer that is set.
     pub fn first(&mut self, is_set: impl Fn(T) -> bool) -> Option<Instant> {
         loop {
             let &Reverse((time, timer)) = self.entries.peek()?;

@@ -35,14 +35,14 @@ impl Reporter {
         register(role, self.event.as_raw_fd(), self.clone()).unwrap()
     }
 
-    /// Returns whether the service is not busy, and reports the call then.
+    /// Reports the call unless the service is busy. Returns false if it is busy.
     fn report(&self, call: Call) -> bool {
         let busy = self.busy.load(Ordering::Relaxed);
         if busy != 0 {
             self.busy.store(busy - 1, Ordering::Relaxed);
             return false;
         }
-        // The test that was waiting has ended when it has no receiver.
+        // Fails if the test, which was waiting, has ended and dropped its receiver.
         let _ = self.calls.lock().unwrap().send(call);
         true
     }
@@ -220,7 +220,7 @@ fn events_have_their_turn_among_many_timers() {
     keys.into_iter().for_each(unregister);
 }
 
-/// A descriptor that is enabled again is a timer, too.
+/// Enabling a paused descriptor again is the action of a timer, too.
 #[test]
 fn events_have_their_turn_among_many_descriptors_that_resume() {
     const MANY: usize = 100;

@@ -11,7 +11,7 @@ use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::os::sync::Changes;
 
-/// Counts the worker's jobs.
+/// Counts changes of the worker's queue. The worker sleeps until the count changes.
 pub(super) static JOBS: Changes = Changes::new();
 
 /// Duration of the longest iteration of either thread since the last query, in microseconds.
@@ -22,9 +22,10 @@ pub fn longest_iteration() -> c_int {
     c_int::try_from(LONGEST_ITERATION.swap(0, Ordering::Relaxed)).unwrap_or(c_int::MAX)
 }
 
-/// Starts the thread with all signals blocked, so that it receives none of the program's. The
-/// standard library's spawn would abort without memory. The stack has the default size: a smaller
-/// one might not hold the program's thread-local variables, which are stored on it.
+/// Starts the thread of `role` for the reactor with this number. All signals are blocked, so that
+/// the thread receives none of the program's. The standard library's spawn would abort without
+/// memory. The stack has the default size: a smaller one might not hold the program's thread-local
+/// variables, which are stored on it.
 pub(super) fn spawn(role: Role, number: usize) -> Result<()> {
     let main = match role {
         Role::Events => events_main,
@@ -70,7 +71,8 @@ fn with<T>(number: usize, with: impl FnOnce(&mut Reactor) -> Option<T>) -> Optio
     lock().as_mut().filter(|reactor| reactor.number == number).and_then(with)
 }
 
-/// The worker. Runs until the process ends or the program closes the descriptors.
+/// The worker. Runs until the process ends, or another reactor has replaced this one, whose
+/// descriptors the program has closed.
 fn work(number: usize) {
     loop {
         let count = JOBS.count();
@@ -88,13 +90,13 @@ fn work(number: usize) {
 /// The thread for events. Runs until the process ends or the program closes the descriptors.
 fn handle_events(number: usize) {
     const BATCH: usize = 64;
-    /// Timers of a turn: new events must not wait for thousands of connections that were closed at
-    /// once.
+    /// Maximum number of timers per iteration: new events must not wait for thousands of
+    /// connections that were closed at once.
     const EXPIRED: usize = 16;
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
     while let Some((epoll, timeout)) = with(number, next_wait) {
-        // SAFETY: the buffer has room for BATCH events; a number that is no longer an epoll is an
-        // error.
+        // SAFETY: the buffer has room for BATCH events; if `epoll` is no longer an epoll, the call
+        // fails.
         let count = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), BATCH as c_int, timeout) };
         if count < 0 && Errno::last() != Errno::EINTR {
             return;
@@ -103,7 +105,7 @@ fn handle_events(number: usize) {
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
             serve(number, event);
         }
-        // Only timers that are due now: one that a service sets again waits for the next turn,
+        // Only timers that are due now: one that a service sets again waits for the next iteration,
         // after other events.
         let due = Instant::now();
         for _ in 0..EXPIRED {
@@ -124,7 +126,8 @@ fn serve(number: usize, event: &libc::epoll_event) {
     due.into_iter().for_each(call);
 }
 
-/// Calls a service. A key is never used twice, so a later reactor does not know it.
+/// Makes a call to a service, and passes on the result. If another reactor has replaced this one,
+/// it ignores the result, because a key is never used twice.
 fn call(due: Due) {
     let Due { key, call, service, is_noted } = due;
     let done = match call {
@@ -150,8 +153,8 @@ fn next_wait(reactor: &mut Reactor) -> Option<(RawFd, c_int)> {
     Some((reactor.epoll.as_raw_fd(), event::poll_time(reactor.first_timer())))
 }
 
-/// Takes a timer that had expired at `due`. Returns what is to be called for it, if anything. Returns
-/// `None` if there is none.
+/// Takes a timer that had expired at `due`, and performs its action. Returns `None` if no timer had
+/// expired, otherwise the call to make, if there is one.
 fn next_expired(reactor: &mut Reactor, due: Instant) -> Option<Option<Due>> {
     let (key, kind) = reactor.take_expired(due)?;
     match kind {

@@ -166,7 +166,8 @@ impl UdHeader {
     }
 }
 
-/// Returns the length of a header of `version` if `length` is the same.
+/// Returns the length of a header with this IP version. Fails if its length field, `length`,
+/// differs.
 fn length_of(version: u8, length: u8, ipv4: usize, ipv6: usize) -> Result<usize, BadHeader> {
     let expected = match version {
         IPV4 => ipv4,

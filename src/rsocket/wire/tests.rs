@@ -1,4 +1,4 @@
-//! Tests of the wire formats. Literal bytes were sent by the reference on a little-endian machine.
+//! Tests of the wire formats. Literal bytes were sent by rdma-core on a little-endian machine.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -68,7 +68,7 @@ fn iomap_size_is_ignored_without_its_flag() {
     assert_eq!((parsed.big_endian, parsed.iomap_size), (true, None));
 }
 
-/// The values that rgetsockopt returned after rsetsockopt.
+/// The values that rdma-core's rgetsockopt returned after rsetsockopt.
 #[test]
 fn iomap_sizes_round_like_the_reference() {
     for (wanted, got) in [

@@ -1,37 +1,38 @@
 //! Small messages that are held while earlier ones are on their way, to be sent as one.
 //!
-//! A message is on its way until its work request has completed. The first messages of a burst are
-//! sent at once, so a program that sends a request and waits for the answer never comes here. From
-//! then on each message is signaled, and one that finds others on their way is copied to the send
-//! buffer only. On a device that completes messages before the next one is sent, looking for
-//! completions is in vain, and is done less and less often.
+//! A message is on its way until its work request has completed. A burst is a series of messages
+//! without a call that receives. Its first messages are sent at once, so nothing is held for a
+//! program that sends a request and waits for the answer. From then on each message is signaled,
+//! and while others are on their way, it is only copied to the send buffer. If the device completes
+//! each message before the next one is sent, polling the CQ here is in vain, and is done less and
+//! less often.
 
 use super::{Chunk, Sender};
 
-/// Number of messages in a row that are sent at once.
+/// Number of messages at the beginning of a burst that are sent at once.
 const AT_ONCE: u32 = 3;
 /// Maximum length of a message that is held, and of all that are held together, in bytes.
 const SHORT: usize = 1 << 12;
 const MAX_HELD: u32 = 1 << 14;
-/// A message is held while this many are on their way; with TCP_NODELAY, which asks for as little
-/// delay as possible, while the device certainly has enough to do.
+/// A message is held while this many are on their way. TCP_NODELAY asks for as little delay as
+/// possible: then only while the device certainly has enough to do.
 const WINDOW: usize = 1;
 const NODELAY_WINDOW: usize = 4;
-/// Number of times that the sender looks in vain before it pauses, and binary logarithm of the
-/// longest pause, in messages.
+/// Number of polls in vain, in a row, after which the sender pauses polling; and binary logarithm
+/// of the longest pause, in messages.
 const TRIES: u32 = 4;
 const LONGEST_PAUSE: u32 = 12;
 
-/// Messages in succession, without a call that receives, and those of them that are held.
+/// The present burst, and its messages that are held.
 #[derive(Debug)]
 pub(super) struct Burst {
-    /// Number of messages that are sent at once, before others may be held: the first of the
-    /// burst, or a pause.
+    /// Number of messages that are still sent at once before others may be held: the first ones of
+    /// a burst, or those of a pause.
     at_once: u32,
     /// Bytes held, which follow those in use in the send buffer. Bytes are added only while
     /// `at_once` is 0.
     held: u32,
-    /// Number of times in a row that no messages were on their way.
+    /// Number of polls in vain, in a row: no message was on its way.
     in_vain: u32,
     window: usize,
 }
@@ -41,7 +42,7 @@ impl Burst {
         Burst { at_once: AT_ONCE, held: 0, in_vain: 0, window: WINDOW }
     }
 
-    /// One more message is sent.
+    /// Counts a message that is sent.
     #[inline]
     pub fn count(&mut self) {
         self.at_once = self.at_once.saturating_sub(1);
@@ -54,12 +55,13 @@ impl Sender {
         self.burst.window = if nodelay { NODELAY_WINDOW } else { WINDOW };
     }
 
-    /// Messages are never held again.
+    /// Never holds messages again.
     pub fn hold_nothing(&mut self) {
         self.burst.at_once = u32::MAX;
     }
 
-    /// The thread that sends has received: what it sends next is an answer, or a new request.
+    /// Ends the burst, because the thread that sends has received: its next message is an answer,
+    /// or a new request.
     #[inline]
     pub fn end_burst(&mut self) {
         self.burst.at_once = self.burst.at_once.max(AT_ONCE);
@@ -83,12 +85,13 @@ impl Sender {
         self.is_in_burst() && len <= SHORT
     }
 
-    /// Returns whether messages are on their way, according to the completions so far.
+    /// Returns whether enough messages are on their way for others to be held, according to the
+    /// completions so far.
     pub fn is_busy(&self) -> bool {
         self.outstanding.len() >= self.burst.window
     }
 
-    /// The messages that were on their way have arrived.
+    /// Counts a poll in vain: the messages that were on their way had completed.
     pub fn note_idle_cq(&mut self) {
         self.burst.in_vain = self.burst.in_vain.saturating_add(1);
         if self.burst.in_vain >= TRIES {
@@ -97,8 +100,8 @@ impl Sender {
     }
 
     /// Returns the offset in the send buffer for `len` bytes to be held, if one message can carry
-    /// them with those held already. What fills the peer's buffer is not held, so that a stream is
-    /// never said to be writable when nothing more can be sent.
+    /// them with those held already. Bytes that would fill the peer's buffer are not held: the
+    /// stream would be reported as writable although nothing more can be sent.
     pub fn plan_hold(&self, len: usize) -> Option<u32> {
         let len = u32::try_from(len).ok()?;
         let total = self.burst.held + len;
@@ -118,13 +121,14 @@ impl Sender {
         self.note_space();
     }
 
-    /// Returns the message of the bytes held. It can be sent: nothing else was sent since.
+    /// Returns the message of the bytes held, if there are any. It can always be sent, because
+    /// nothing else was sent since they were held.
     pub fn plan_held(&self) -> Option<Chunk> {
         let len = self.burst.held;
         (len > 0).then_some(Chunk { len, addr: self.target.addr, rkey: self.target.rkey, offset: self.next })
     }
 
-    /// Discards what is held, because nothing is sent any more.
+    /// Discards the bytes held, because nothing is sent any more.
     pub fn drop_held(&mut self) {
         self.burst.held = 0;
         self.note_space();

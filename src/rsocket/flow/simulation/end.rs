@@ -35,7 +35,7 @@ pub struct Setup {
     pub buffer: u32,
     pub inline: u32,
     pub iwarp: bool,
-    /// Whether there are receives for the peer's control messages. The reference has none.
+    /// Whether there are receives for the peer's control messages. rdma-core has none.
     pub extra_receives: bool,
     /// Seed for random buffer replacements. 0: none.
     pub resizes: u64,
@@ -141,7 +141,8 @@ pub struct End {
     sender: Sender,
     /// Memory that the device accesses.
     memory: [Vec<u8>; 3],
-    /// The ring that has the first one's memory. Others have that of their number.
+    /// The ring whose memory is `memory[FIRST]`. The memory of another ring has the number of the
+    /// ring.
     first_ring: Option<usize>,
     sgl: [Region; 2],
     buffers: Vec<Vec<u8>>,
@@ -269,7 +270,8 @@ impl End {
         self.buffers.push(vec![0; size as usize]);
     }
 
-    /// Adds another receive ring if that is requested, and sometimes if it is not.
+    /// Usually adds another receive ring if the flow control requests one, and sometimes if it does
+    /// not.
     fn add_ring(&mut self) {
         let requested = self.receiver.resize_request(|| 0) == Resize::Grow;
         let Some(resizes) = self.resizes.as_mut().filter(|_| self.receiver.can_add_ring()) else {
@@ -351,7 +353,7 @@ impl End {
         self.sender.completed(wr_id);
     }
 
-    /// Processes send completions only, as a program that sends and does not wait.
+    /// Processes send completions only, for a program that sends and does not wait.
     pub fn reap_sends(&mut self) {
         let completions = std::mem::take(&mut self.completions);
         for completion in completions {
@@ -425,7 +427,7 @@ impl End {
     fn send_credit_updates(&mut self) {
         while self.violation.is_none() && self.receiver.wants_credit_update() && self.sender.has_control() {
             self.add_ring();
-            // None is due if a larger ring was refused.
+            // No update is due if a larger ring was refused.
             let Some(update) = self.receiver.next_credit_update() else { return };
             self.post_receives();
             let message = Some(Message::CreditUpdate(update.limit));

@@ -14,8 +14,8 @@ impl End {
         self.take(max.min(u64::from(len)));
     }
 
-    /// Receives a message of a peer that violates the protocol. Further messages of the same batch
-    /// are processed, too.
+    /// Receives a message of a peer that violates the protocol. Messages after a violation are
+    /// processed, too, as in a batch of completions.
     pub fn receive_now(&mut self, message: Message) {
         if self.receives > 0 {
             self.receives -= 1;
