@@ -24,7 +24,7 @@ macro_rules! values {
 macro_rules! names {
     ($($name:ident)*) => {
         impl Errno {
-            /// Returns the symbolic name, if it is in the list.
+            /// Returns the symbolic name, or `None` if the value is not listed in `names!`.
             fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $(libc::$name => Some(stringify!($name)),)*
@@ -52,7 +52,7 @@ names! {
 }
 
 impl Errno {
-    /// Runs a call that leaves the thread's errno alone if it succeeds.
+    /// Runs `call` and restores the thread's errno if `call` succeeds.
     #[inline]
     pub fn keeping<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
         base::errno::keeping_if(call, Result::is_ok)

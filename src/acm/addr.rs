@@ -1,14 +1,14 @@
-//! The three kinds of address that a route starts from, read from and written as C `sockaddr`
-//! bytes, and the header that tells them to the peer of a connection.
+//! Addresses of the three families that the connection manager knows (AF_INET, AF_INET6, AF_IB),
+//! read from and written as C `sockaddr` bytes, and the header that carries them to the peer.
 //!
 //! Layouts: `struct sockaddr_in`, `struct sockaddr_in6` (ip(7), ipv6(7)) and `struct sockaddr_ib`
 //! (infiniband/ib.h).
 //!
-//! The header precedes the private data of the request (the IP addressing annex of the InfiniBand
-//! specification, A11): {version and reserved bits u8 = 0, IP version in the upper half of a u8,
-//! source port be16, source and destination address of 16 bytes each, an IPv4 address in the last
-//! four}. Between GIDs the IP version is 0: with another one the peer's kernel looks for an IPoIB
-//! interface that has the addresses, and rejects the request if there is none.
+//! The header precedes the private data of a connection request (the IP addressing annex of the
+//! InfiniBand specification, A11): {version and reserved bits u8 = 0, IP version in the upper half
+//! of a u8, source port be16, source and destination address of 16 bytes each, an IPv4 address in
+//! the last four}. For GIDs the IP version is 0: with any other version the peer's kernel looks for
+//! an IPoIB interface that has the addresses, and rejects the request if there is none.
 
 use libc::{AF_INET, AF_INET6, sockaddr_storage};
 
@@ -44,7 +44,7 @@ pub enum Addr {
     Ib(Ib),
 }
 
-/// What a `struct sockaddr_in6` says.
+/// The content of a `struct sockaddr_in6`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct V6 {
     /// Port, host byte order.
@@ -57,7 +57,7 @@ pub struct V6 {
     pub scope: u32,
 }
 
-/// What a `struct sockaddr_ib` says, in host byte order.
+/// The content of a `struct sockaddr_ib`, with integers in host byte order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ib {
     /// Partition key.
@@ -68,22 +68,22 @@ pub struct Ib {
     pub gid: Gid,
     /// Service id.
     pub sid: u64,
-    /// Bits of the service id that count.
+    /// Mask of the bits of the service id that are significant.
     pub sid_mask: u64,
     /// Scope id.
     pub scope: u64,
 }
 
 impl Ib {
-    /// Service id and mask that a port of a port space stands for (IBTA annex A11): a part that is
-    /// 0 matches anything.
+    /// Returns the address with the service id and mask of `port` in `port_space` (IBTA annex A11).
+    /// The mask leaves out the port or the port space if it is 0, so that any value matches.
     pub fn with_port(self, port_space: u16, port: u16) -> Ib {
         let space_mask = if port_space == 0 { 0 } else { RDMA_IB_IP_PS_MASK };
         let port_mask = if port == 0 { 0 } else { RDMA_IB_IP_PORT_MASK };
         Ib { sid: u64::from(port_space) << 16 | u64::from(port), sid_mask: space_mask | port_mask, ..self }
     }
 
-    /// The address as a `struct sockaddr_ib`.
+    /// Returns the address as a `struct sockaddr_ib`.
     pub fn to_bytes(&self) -> [u8; SOCKADDR_IB_LEN] {
         let mut bytes = [0; SOCKADDR_IB_LEN];
         bytes[..2].copy_from_slice(&(AF_IB as u16).to_ne_bytes());
@@ -98,8 +98,8 @@ impl Ib {
 }
 
 impl Addr {
-    /// Reads a `sockaddr` of `bytes.len()` bytes; `None` for other families and for addresses cut
-    /// short.
+    /// Reads a `sockaddr` of `bytes.len()` bytes. Returns `None` for other families and for
+    /// truncated addresses.
     pub fn from_bytes(bytes: &[u8]) -> Option<Addr> {
         match i32::from(u16::from_ne_bytes(array(bytes, 0)?)) {
             AF_INET if bytes.len() >= SOCKADDR_IN_LEN => {
@@ -123,15 +123,15 @@ impl Addr {
         }
     }
 
-    /// Reads an address of an id's route; `None` when it is not set.
+    /// Reads an address of an id's route. Returns `None` if the address is not set.
     pub fn from_storage(storage: &sockaddr_storage) -> Option<Addr> {
-        // SAFETY: a reference to sockaddr_storage, which has no padding: family, bytes, and an
-        // aligned integer at the end.
+        // SAFETY: `storage` is valid for its size and has no padding: it consists of the family,
+        // bytes, and an aligned integer at the end.
         let bytes: &[u8; size_of::<sockaddr_storage>()] = unsafe { &*std::ptr::from_ref(storage).cast() };
         Addr::from_bytes(bytes)
     }
 
-    /// The address as a C `sockaddr`: the bytes and how many of them count.
+    /// Returns the address as a C `sockaddr`: a buffer, and the length of the address in it.
     pub fn to_bytes(&self) -> ([u8; SOCKADDR_IB_LEN], usize) {
         let mut bytes = [0; SOCKADDR_IB_LEN];
         let len = match self {
@@ -154,7 +154,7 @@ impl Addr {
         (bytes, len)
     }
 
-    /// The port, host byte order; of an AF_IB address the low 16 bits of its service id.
+    /// Returns the port in host byte order: for AF_IB, the low 16 bits of the service id.
     pub fn port(&self) -> u16 {
         match self {
             Addr::V4 { port, .. } => *port,
@@ -164,15 +164,15 @@ impl Addr {
     }
 }
 
-/// The `N` bytes at `at`, if there are so many.
+/// Returns the `N` bytes at offset `at`, or `None` if `bytes` is too short.
 pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// Length of the header in bytes.
+/// Length of the header that precedes the private data, in bytes.
 pub const IP_HEADER: usize = 36;
 
-/// Builds the header for a connection between two addresses. `port` is that of the source.
+/// Builds the header for a connection between two addresses. `port` is the source port.
 pub fn ip_header(source: Option<Addr>, destination: Option<Addr>, port: u16) -> [u8; IP_HEADER] {
     let version = match (source, destination) {
         (Some(Addr::V4 { .. }), Some(Addr::V4 { .. })) => 4,

@@ -1,17 +1,16 @@
-//! Queries to ibacm: where it listens, the connection that is kept, and what happens when it
-//! misbehaves.
+//! Queries to ibacm: where ibacm listens, the connection to it, and the handling of its failures.
 //!
-//! If there is no daemon, or it closes the connection, sends an invalid answer or none in time, the
-//! caller continues as if ibacm knew no answer. Connecting, sending and receiving together take
-//! [`ANSWER_TIMEOUT`] at most.
+//! If there is no daemon, or the daemon closes the connection, sends an invalid answer or sends
+//! none in time, the caller continues as if ibacm knew no answer. Connecting, sending and receiving
+//! together take [`ANSWER_TIMEOUT`] at most.
 //!
-//! One connection is kept between calls. A caller takes it out of its [`Slot`] for a request and
-//! puts it back after a valid answer. Meanwhile other callers open connections of their own, and
-//! the one that is put back second is closed. So no lock is held while waiting, requests never
-//! share a connection, and fork() finds no lock held. A connection is kept together with the
-//! process that made it and with the kernel's name for the socket (SO_COOKIE). A child does not use
-//! its parent's connection, nor close it, and the process itself does neither once the program has
-//! closed the descriptor: the number may belong to another file by then.
+//! One connection is kept open between calls. A caller takes the connection out of its [`Slot`] for
+//! a request and puts it back after a valid answer. Meanwhile other callers open connections of
+//! their own; a connection that is put back while the slot is full is closed. So no lock is held
+//! while waiting, requests never share a connection, and fork() finds no lock held. The slot also
+//! stores which process opened the connection, and the kernel's name for the socket (SO_COOKIE). A
+//! child process neither uses nor closes its parent's connection. Nor does the process itself once
+//! the program has closed the descriptor: the number may belong to another file by then.
 
 use std::ffi::c_int;
 use std::fs::OpenOptions;
@@ -29,20 +28,20 @@ use crate::os::library_fds;
 use super::socket::{connect_loopback, connect_unix, has_input, receive_exact, send_all};
 use super::wire::{Answer, HEADER_LEN, Header, MAX_RECORDS, Query, RECORD_LEN, Request, parse_records};
 
-/// How long a caller waits for ibacm in all. By default ibacm gives up on a peer or the subnet
-/// administrator after 2 s and two retries, so a useful answer comes earlier.
+/// How long a caller waits for ibacm in total. By default ibacm gives up on a peer or the subnet
+/// administrator after a timeout of 2 s and two retries, so a useful answer arrives earlier.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a thread waits that holds up others: long enough for an answer from ibacm's cache.
+/// Timeout for a thread for which others wait: long enough for an answer from ibacm's cache.
 pub const CACHED_ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// After ibacm was not found, no caller looks for it for this long, so that on the many machines
-/// without it connections make no system calls for it. A daemon that is started meanwhile is found
-/// with this delay. Once a daemon was found, every call looks for it: a missing one is taken to be
-/// restarting.
+/// For how long callers do not look for ibacm after it was not found: on the many machines without
+/// ibacm, most connections then make no system calls for it. A daemon that starts meanwhile is
+/// found with this delay. Once a daemon was found, every call looks for it: a missing daemon is
+/// taken to be restarting.
 pub const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Value of `missed` once a daemon was found.
+/// Value of `Client::missed` once a daemon was found.
 const SEEN: u64 = u64::MAX;
 
 /// Where ibacm may listen.
@@ -50,7 +49,7 @@ const SEEN: u64 = u64::MAX;
 pub struct SocketPaths<'a> {
     /// File with the number of a TCP port on 127.0.0.1.
     pub port_file: &'a str,
-    /// Unix stream socket, used when there is no such number.
+    /// Unix stream socket, used if `port_file` has no port number.
     pub socket: &'a str,
 }
 
@@ -59,15 +58,16 @@ pub struct Client<'a> {
     paths: SocketPaths<'a>,
     timeout: Duration,
     retry_delay: Duration,
-    /// When no daemon was found, in milliseconds of the monotonic clock; 0 at first, [`SEEN`] once
-    /// one was found.
+    /// Time at which no daemon was found last, in milliseconds of the monotonic clock. 0 before the
+    /// first search, [`SEEN`] once a daemon was found.
     missed: AtomicU64,
     slot: Slot,
     last_tid: AtomicU64,
 }
 
 impl<'a> Client<'a> {
-    /// A client that connects with its first query ([`ANSWER_TIMEOUT`], [`RETRY_DELAY`]).
+    /// Creates a client, which connects with its first query. `timeout` is usually
+    /// [`ANSWER_TIMEOUT`], and `retry_delay` [`RETRY_DELAY`].
     pub const fn new(paths: SocketPaths<'a>, timeout: Duration, retry_delay: Duration) -> Client<'a> {
         let (missed, last_tid) = (AtomicU64::new(0), AtomicU64::new(0));
         Client { paths, timeout, retry_delay, missed, slot: Slot::new(), last_tid }
@@ -79,7 +79,7 @@ impl<'a> Client<'a> {
         self.ask_within(query, self.timeout)
     }
 
-    /// As [`ask`](Self::ask), with a shorter timeout.
+    /// Like [`ask`](Self::ask), but waits for `timeout` at most.
     pub fn ask_within(&self, query: &Query, timeout: Duration) -> Option<Answer> {
         if self.was_absent_just_now() { None } else { in_call(|| self.ask_now(query, timeout)) }
     }
@@ -106,7 +106,7 @@ impl<'a> Client<'a> {
         self.exchange(fd, &request, tid, deadline).ok().flatten()
     }
 
-    /// Returns whether no daemon was found a moment ago: queries are not sent.
+    /// Returns whether no daemon was found within the last `retry_delay`: no queries are sent then.
     pub fn was_absent_just_now(&self) -> bool {
         let missed = self.missed.load(Ordering::Relaxed);
         missed != 0
@@ -114,7 +114,8 @@ impl<'a> Client<'a> {
             && u128::from(monotonic_ms().saturating_sub(missed)) < self.retry_delay.as_millis()
     }
 
-    /// Sends the request and reads the answer. Keeps the connection if the answer is valid.
+    /// Sends the request and reads the answer. Keeps the connection if the answer is valid. Returns
+    /// `None` if the daemon found nothing.
     fn exchange(&self, fd: OwnedFd, request: &Request, tid: u64, deadline: Deadline) -> Result<Option<Answer>> {
         send_all(&fd, request.as_bytes(), deadline)?;
         let mut head = [0; HEADER_LEN];
@@ -126,7 +127,7 @@ impl<'a> Client<'a> {
         let mut body = [0; MAX_RECORDS * RECORD_LEN];
         let body = body.get_mut(..header.body_len).ok_or(Errno::EPROTO)?;
         receive_exact(&fd, body, deadline)?;
-        // Some valid answers differ from a request in their records only.
+        // Reject an echo of the request, whose header may equal that of a valid answer.
         if request.as_bytes().strip_prefix(&head).is_some_and(|records| records == body) {
             return Err(Errno::EPROTO);
         }
@@ -142,12 +143,12 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Returns whether the daemon closed the connection: it may have restarted since the last request.
+/// Returns whether `error` means that the daemon closed the connection, perhaps by restarting.
 fn hung_up(error: Errno) -> bool {
     matches!(error.get(), libc::EPIPE | libc::ECONNRESET)
 }
 
-/// Reads the port number at the beginning of a file.
+/// Reads the port number at the beginning of a file, if there is a valid one.
 fn port_in(file: &str) -> Option<u16> {
     let mut text = [0; 32];
     let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file).ok()?;
@@ -155,15 +156,15 @@ fn port_in(file: &str) -> Option<u16> {
     parse_port(text.get(..len)?)
 }
 
-/// Parses a decimal number from 1 to 65535, which may follow white space and precede anything but a
-/// digit.
+/// Parses a decimal number from 1 to 65535. White space may precede the number, and anything but a
+/// digit may follow it.
 fn parse_port(text: &[u8]) -> Option<u16> {
     let text = text.trim_ascii_start();
     let end = text.iter().position(|c| !c.is_ascii_digit()).unwrap_or(text.len());
     std::str::from_utf8(text.get(..end)?).ok()?.parse().ok().filter(|port| *port != 0)
 }
 
-/// Keeps one connection.
+/// Holds one idle connection, or none.
 struct Slot {
     /// Process id in the upper half, descriptor or [`BUSY`] in the lower; 0 when empty.
     kept: AtomicU64,
@@ -171,7 +172,7 @@ struct Slot {
     cookie: AtomicU64,
 }
 
-/// In place of a descriptor while a thread takes the connection out or puts one in.
+/// Replaces the descriptor while a thread takes the connection out of the slot or puts one in.
 const BUSY: u32 = u32::MAX;
 
 impl Slot {
@@ -198,12 +199,12 @@ impl Slot {
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// Keeps the connection. Closes it if another one is kept already or the kernel has no socket
-    /// cookies.
+    /// Keeps the connection in the slot. Closes it if the slot is full or in use by another thread,
+    /// or if the kernel has no socket cookies.
     fn put(&self, fd: OwnedFd) {
         let before = self.kept.load(Ordering::Relaxed);
-        // A connection of the parent is replaced. Its descriptor is not closed: it is not this
-        // process's.
+        // A connection of the parent process is replaced. Its descriptor is not closed, because
+        // this process does not own it.
         let is_free = before == 0 || process(before) != std::process::id();
         let Some(cookie) = library_fds::cookie(fd.as_raw_fd()).filter(|_| is_free) else { return };
         if self.reserve(before) {
@@ -214,7 +215,7 @@ impl Slot {
         }
     }
 
-    /// Marks the slot as busy. Returns false if it has changed since it was `seen`.
+    /// Marks the slot as busy. Returns false if `kept` is no longer `seen`.
     fn reserve(&self, seen: u64) -> bool {
         self.kept.compare_exchange(seen, in_this_process(BUSY), Ordering::Acquire, Ordering::Relaxed).is_ok()
     }

@@ -1,8 +1,9 @@
 //! The client of ibacm, the InfiniBand communication manager assistant, which knows paths from its
 //! cache (ibacm(8)).
 //!
-//! [`wire`] has the messages, [`client`] the connection, [`addr`] the addresses. Without
-//! a daemon every query returns `None`, which costs two failed system calls per second at most.
+//! [`wire`] defines the messages, [`client`] keeps the connection, and [`addr`] converts addresses.
+//! Until a daemon is found, every query returns `None`, and all queries together make at most two
+//! failing system calls per second.
 
 use std::time::Duration;
 
@@ -16,18 +17,19 @@ pub mod client;
 mod socket;
 pub mod wire;
 
-/// The paths that rdma-core's ibacm uses.
+/// The files through which rdma-core's ibacm is reached.
 const SOCKET_PATHS: SocketPaths<'static> = SocketPaths { port_file: "/run/ibacm.port", socket: "/run/ibacm.sock" };
 
 static CLIENT: Client<'static> = Client::new(SOCKET_PATHS, ANSWER_TIMEOUT, RETRY_DELAY);
 
-/// Returns the client of this process.
+/// Returns the ibacm client of this process.
 pub fn client() -> &'static Client<'static> {
     &CLIENT
 }
 
-/// Asks for the paths from `src` to `dst` for rdma_resolve_route(). [`Paths::as_bytes`] is the
-/// value of RDMA_OPTION_IB_PATH. Returns `None` if the kernel has to resolve the route.
+/// Asks ibacm for the paths from `src` to `dst`, for rdma_resolve_route(). [`Paths::as_bytes`] of
+/// the result is the value of RDMA_OPTION_IB_PATH. Returns `None` if ibacm gives no path, so that
+/// the kernel has to resolve the route.
 pub fn resolve_path(client: &Client<'_>, src: Option<Addr>, dst: Option<Addr>, timeout: Duration) -> Option<Paths> {
     let answer = client.ask_within(&Query { src, dst, ..Query::default() }, timeout)?;
     (!answer.paths.is_empty()).then_some(answer.paths)

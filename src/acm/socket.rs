@@ -1,4 +1,5 @@
-//! Stream sockets with a deadline: no call blocks past it or raises SIGPIPE, and exec closes them.
+//! Stream sockets with a deadline. No call blocks past the deadline or raises SIGPIPE, and exec
+//! closes the sockets.
 
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -10,8 +11,8 @@ use crate::errno::{Errno, Result};
 use crate::os::event::Deadline;
 use crate::os::{event, library_fds};
 
-/// Returns the timeout for poll(2) in milliseconds, rounded up so that it does not end too early;
-/// fails with ETIMEDOUT after the deadline.
+/// Returns the time left for poll(2) in milliseconds, rounded up so that poll(2) does not end too
+/// early. Fails with ETIMEDOUT after the deadline.
 fn poll_timeout(deadline: Deadline) -> Result<c_int> {
     match deadline.left() {
         Some(Duration::ZERO) => Err(Errno::ETIMEDOUT),
@@ -31,12 +32,12 @@ pub fn connect_unix(path: &str, deadline: Deadline) -> Result<OwnedFd> {
     for (to, from) in addr.sun_path.iter_mut().zip(name) {
         *to = *from as libc::c_char;
     }
-    // Most machines have no daemon: this finds out with one system call instead of three.
+    // Most machines have no daemon: access(2) detects this with one system call instead of three.
     // SAFETY: the path ends in a NUL, because it is shorter than the array.
     if unsafe { libc::access(addr.sun_path.as_ptr(), libc::F_OK) } < 0 {
         return Err(Errno::last());
     }
-    // SAFETY: a sockaddr_un of its full size.
+    // SAFETY: `addr` is a sockaddr_un of the given length.
     unsafe { connect(libc::AF_UNIX, (&raw const addr).cast(), size_of::<sockaddr_un>(), deadline) }
 }
 
@@ -47,12 +48,14 @@ pub fn connect_loopback(port: u16, deadline: Deadline) -> Result<OwnedFd> {
     addr.sin_family = libc::AF_INET as u16;
     addr.sin_port = port.to_be();
     addr.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
-    // SAFETY: a sockaddr_in of its full size.
+    // SAFETY: `addr` is a sockaddr_in of the given length.
     unsafe { connect(libc::AF_INET, (&raw const addr).cast(), size_of::<sockaddr_in>(), deadline) }
 }
 
+/// Opens a stream socket and connects it to `addr`.
+///
 /// # Safety
-/// `addr` points at `len` bytes.
+/// `addr` points at `len` readable bytes.
 unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: Deadline) -> Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let fd = library_fds::socket(family, kind, 0);
@@ -61,10 +64,10 @@ unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: De
     }
     // SAFETY: just opened, owned by no one else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: `addr` points at `len` bytes: guaranteed by the caller.
+    // SAFETY: `addr` points at `len` readable bytes: guaranteed by the caller.
     if unsafe { libc::connect(fd.as_raw_fd(), addr, len as socklen_t) } < 0 {
         let error = Errno::last().get();
-        // After EINTR TCP continues to connect. A unix socket does not, which `connected` reports.
+        // After EINTR, too, TCP continues to connect in the background.
         if error != libc::EINPROGRESS && error != libc::EINTR {
             return Err(Errno::new(error));
         }
@@ -78,7 +81,7 @@ unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: De
 fn connected(fd: &OwnedFd) -> Result<()> {
     let mut error: c_int = 0;
     let mut len = size_of::<c_int>() as socklen_t;
-    // SAFETY: room for an int, as `len` says.
+    // SAFETY: `error` is writable, and `len` is its size.
     let got = unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &raw mut len)
     };
@@ -89,14 +92,14 @@ fn connected(fd: &OwnedFd) -> Result<()> {
     }
 }
 
-/// Waits for `events`, an error or the end of the stream.
+/// Waits for `events`, an error or the end of the stream. Fails with ETIMEDOUT at the deadline.
 fn wait(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
     loop {
         let mut poll = pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
-        // SAFETY: one pollfd.
+        // SAFETY: `poll` is one pollfd, as the count says.
         match unsafe { libc::poll(&raw mut poll, 1, poll_timeout(deadline)?) } {
             1.. => return Ok(()),
-            0 => {} // poll_timeout() decides
+            0 => {} // poll_timeout() checks the deadline
             _ if Errno::last().get() == libc::EINTR => {}
             _ => return Err(Errno::last()),
         }
@@ -118,7 +121,7 @@ pub fn send_all(fd: &OwnedFd, mut bytes: &[u8], deadline: Deadline) -> Result<()
     Ok(())
 }
 
-/// Fills `buffer`; `EPIPE` if the stream ends before.
+/// Fills `buffer`. Fails with EPIPE if the stream ends before the buffer is full.
 pub fn receive_exact(fd: &OwnedFd, buffer: &mut [u8], deadline: Deadline) -> Result<()> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -133,14 +136,15 @@ pub fn receive_exact(fd: &OwnedFd, buffer: &mut [u8], deadline: Deadline) -> Res
     Ok(())
 }
 
-/// Whether bytes wait to be read, or the stream ended: on an idle connection neither is in order.
+/// Returns whether there is input, an error or the end of the stream. An idle connection has none.
 pub fn has_input(fd: &OwnedFd) -> bool {
     let mut poll = pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one pollfd.
+    // SAFETY: `poll` is one pollfd, as the count says.
     unsafe { libc::poll(&raw mut poll, 1, 0) != 0 }
 }
 
-/// After a failed call: `Ok` when it is worth another try.
+/// Called after a system call failed. Returns `Ok` if the call should be repeated; after EAGAIN
+/// only when one of `events` has occurred.
 fn retry(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
     match Errno::last() {
         Errno::EAGAIN => wait(fd, events, deadline),
@@ -189,7 +193,7 @@ mod tests {
         let (fd, peer) = pair();
         let over = Deadline::after(Some(Duration::ZERO));
         assert_eq!(receive_exact(&fd, &mut [0; 1], over), Err(Errno::ETIMEDOUT));
-        send_all(&peer, &[9], over).unwrap(); // what needs no waiting is done
+        send_all(&peer, &[9], over).unwrap(); // succeeds: no waiting is needed
         receive_exact(&fd, &mut [0; 1], over).unwrap();
     }
 
@@ -199,7 +203,7 @@ mod tests {
         assert!(poll_timeout(Deadline::after(Some(Duration::from_nanos(1)))).unwrap_or(0) <= 1);
     }
 
-    // A C program does not ignore SIGPIPE as this test's does; the reference killed it.
+    // Rust programs such as this test ignore SIGPIPE, but C programs do not: rdma-core killed them.
     #[test]
     fn sending_to_no_one_is_an_error_and_no_signal() {
         let (fd, peer) = pair();
@@ -207,14 +211,14 @@ mod tests {
         // SAFETY: the child makes system calls only.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: as above.
+            // SAFETY: SIG_DFL is a valid disposition.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
             let result = send_all(&fd, &[1], Deadline::after(Some(LONG)));
             // SAFETY: ends the child without the test program's destructors.
             unsafe { libc::_exit(result.err().map_or(0, Errno::get)) };
         }
         let mut status = 0;
-        // SAFETY: room for a status.
+        // SAFETY: `status` is writable.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, libc::EPIPE));
     }

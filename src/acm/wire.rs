@@ -1,8 +1,8 @@
-//! What librdmacm asks ibacm, and what it takes from the answers; [`base::ibacm`] has the format of
-//! both. No I/O.
+//! The queries that librdmacm sends to ibacm, and the parts of the answers that it uses.
+//! [`base::ibacm`] defines the format of both. No I/O.
 //!
-//! Every answer is validated: its length must be that of whole records, eight at most. Records that
-//! are neither an address nor a path are ignored. Path records are collected from any position.
+//! Every answer is validated: it must consist of a header and up to eight whole records. Records
+//! that are neither an address nor a path are ignored. Path records may be in any position.
 
 use base::ibacm::{FLAG_DEST, FLAG_NODELAY, FLAG_SOURCE, INFO, PATH_DGID, PATH_SGID, TYPE_IPV4, TYPE_IPV6, TYPE_PATH};
 pub use base::ibacm::{HEADER_LEN, Header, MAX_MESSAGE, MAX_RECORDS, Malformed, PATH_RECORD_LEN, RECORD_LEN, Request};
@@ -11,15 +11,15 @@ use crate::os::uapi::ibv_path_data;
 
 use super::addr::{Addr, Gid, V6, array};
 
-/// Bytes of a `struct ibv_path_data`: flags, a reserved word and the record. An endpoint record has
-/// the same size.
+/// Bytes of a `struct ibv_path_data`: flags, a reserved word and the path record. An endpoint
+/// record, the unit of ibacm's messages, has the same size.
 pub const PATH_DATA_LEN: usize = RECORD_LEN;
 
 /// Offsets in a path record (infiniband/sa.h, `struct ibv_path_record`).
 const PATH_FLOW_HOP: usize = 44;
 const PATH_PKEY: usize = 50;
 
-/// A query.
+/// A query for the paths between two addresses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Query {
     /// Local address.
@@ -33,8 +33,8 @@ pub struct Query {
 }
 
 impl Query {
-    /// Returns the record of a route that was given as hint: a `struct ibv_path_record` or a
-    /// `struct ibv_path_data`, which differ in length.
+    /// Returns the path record of `route`, a hint from the program: a `struct ibv_path_record` or a
+    /// `struct ibv_path_data`, distinguished by length. Returns `None` for any other length.
     pub fn path_hint(route: &[u8]) -> Option<[u8; PATH_RECORD_LEN]> {
         match route.len() {
             PATH_RECORD_LEN => array(route, 0),
@@ -43,7 +43,8 @@ impl Query {
         }
     }
 
-    /// Builds the request; `None` if there is neither address nor path. The answer carries `tid`.
+    /// Builds the request, whose answer will carry `tid`. Returns `None` if there is neither an
+    /// address nor a path.
     pub fn request(&self, tid: u64) -> Option<Request> {
         let mut request = Request::new(tid);
         let delay = if self.no_delay { FLAG_NODELAY } else { 0 };
@@ -55,8 +56,8 @@ impl Query {
         (!request.is_empty()).then_some(request)
     }
 
-    /// Returns the path record to send: the hint, with its GIDs replaced by those of AF_IB
-    /// addresses.
+    /// Returns the path record to send: the hint (or zeros), with its GIDs replaced by those of
+    /// AF_IB addresses. Returns `None` if there is neither a hint nor an AF_IB address.
     fn path_record(&self) -> Option<[u8; PATH_RECORD_LEN]> {
         let (sgid, dgid) = (ib_gid(self.src), ib_gid(self.dst));
         if self.path.is_none() && sgid.is_none() && dgid.is_none() {
@@ -112,19 +113,19 @@ impl Default for Paths {
 }
 
 impl Paths {
-    /// An array of `struct ibv_path_data`: what `ai_route` and the option RDMA_OPTION_IB_PATH hold.
+    /// Returns an array of `struct ibv_path_data`, as in `ai_route` and RDMA_OPTION_IB_PATH.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.count * PATH_DATA_LEN]
     }
 
-    /// Returns them as an array of the C structure.
+    /// Returns the paths as an array of the C structure.
     pub fn records(&self) -> &[ibv_path_data] {
         const {
             assert!(size_of::<ibv_path_data>() == PATH_DATA_LEN);
             assert!(align_of::<ibv_path_data>() <= align_of::<Paths>());
         }
-        // SAFETY: the structure begins with `count` aligned records, of which any bytes are a valid
-        // value.
+        // SAFETY: `bytes`, which is aligned, begins with `count` records, and any bytes are a valid
+        // record.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.count) }
     }
 
@@ -133,12 +134,12 @@ impl Paths {
         self.count == 0
     }
 
-    /// The first path.
+    /// Returns the first path, if there is one.
     pub fn first(&self) -> Option<Path> {
         array(self.as_bytes(), PATH_DATA_LEN - PATH_RECORD_LEN).map(|record| Path { record })
     }
 
-    /// Appends an endpoint record, without its type, which is in the reserved word of `struct
+    /// Appends an endpoint record without its type, which is a reserved word in `struct
     /// ibv_path_data`.
     fn push(&mut self, record: &[u8]) {
         let at = self.count * PATH_DATA_LEN;
@@ -150,7 +151,7 @@ impl Paths {
     }
 }
 
-/// A path record.
+/// A path record (`struct ibv_path_record`).
 #[derive(Clone, Copy)]
 pub struct Path {
     record: [u8; PATH_RECORD_LEN],

@@ -1,4 +1,4 @@
-//! Tests of the message formats. The bytes of requests and answers are those the reference
+//! Tests of the message formats. The bytes of requests and answers are those that rdma-core
 //! exchanged with a server.
 
 use proptest::prelude::*;
@@ -142,7 +142,7 @@ fn path_fields() {
     assert_eq!((path.dgid()[0], path.sgid()[0], path.pkey(), path.flow_label()), (1, 2, 0x8001, 0x12345));
 }
 
-/// ibacm sets the bit in what it answers later, and in some of its refusals.
+/// ibacm sets the answer bit only in answers that it sends later, and in some refusals.
 #[test]
 fn answer_bit_is_optional() {
     for opcode in [0x01, 0x81] {

@@ -1,4 +1,5 @@
-//! Event channels: an open `rdma_cm` device each. Ids move to another one by rdma_migrate_id(3).
+//! Event channels, each of which is an open `rdma_cm` device. rdma_migrate_id(3) moves an id to
+//! another channel.
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
@@ -20,20 +21,21 @@ use crate::ucm::chardev::RdmaCm;
 pub struct EventChannel(NonNull<rdma_event_channel>);
 
 impl EventChannel {
-    /// The channel behind a pointer; `None` for NULL.
+    /// Returns the channel behind a program's pointer, or `None` for NULL.
     ///
     /// # Safety
-    /// The channel is from [`create_event_channel`], and outlives the value and the ids on it.
+    /// `channel` is NULL, or from [`create_event_channel`] and outlives the value and the ids on
+    /// it.
     pub unsafe fn from_c(channel: *mut rdma_event_channel) -> Option<EventChannel> {
         NonNull::new(channel).map(EventChannel)
     }
 
-    /// The pointer that programs know it by.
+    /// Returns the pointer by which programs know the channel.
     pub(super) fn as_c(self) -> *mut rdma_event_channel {
         self.0.as_ptr()
     }
 
-    /// Its descriptor.
+    /// Returns the channel's descriptor.
     pub(super) fn fd(self) -> c_int {
         // SAFETY: the channel outlives the value (`from_c`).
         unsafe { (*self.as_c()).fd }
@@ -45,10 +47,10 @@ impl EventChannel {
 pub struct OwnedChannel(NonNull<rdma_event_channel>);
 
 impl OwnedChannel {
-    /// Takes a channel back from [`into_c`](Self::into_c); `None` for NULL.
+    /// Takes back a channel from [`into_c`](Self::into_c). Returns `None` for NULL.
     ///
     /// # Safety
-    /// No ids are on the channel, and nothing else uses it from now on.
+    /// `channel` is NULL, or no ids are on it and nothing else uses it from now on.
     pub unsafe fn from_c(channel: *mut rdma_event_channel) -> Option<OwnedChannel> {
         NonNull::new(channel).map(OwnedChannel)
     }
@@ -68,12 +70,13 @@ impl Drop for OwnedChannel {
     }
 }
 
-/// rdma_create_event_channel(3). `ENODEV` without RDMA devices.
+/// Implements rdma_create_event_channel(3). Fails with `ENODEV` if there are no RDMA devices.
 pub fn create_event_channel() -> Result<OwnedChannel> {
     create_with(RdmaCm::open)
 }
 
-/// As [`create_event_channel`], for a process that has one: never waits for the device's node.
+/// Like [`create_event_channel`], for a process that has a channel: does not wait for udev to
+/// create the device's node.
 pub fn create_another_channel() -> Result<OwnedChannel> {
     create_with(RdmaCm::try_open)
 }
@@ -87,13 +90,14 @@ fn create_with(open: fn(&RdmaCm) -> Result<OwnedFd>) -> Result<OwnedChannel> {
     Ok(OwnedChannel(NonNull::from(Box::leak(channel))))
 }
 
-/// rdma_destroy_event_channel(3).
+/// Implements rdma_destroy_event_channel(3): closes the channel.
 pub fn destroy_event_channel(channel: OwnedChannel) {
     drop(channel);
 }
 
-/// rdma_migrate_id(3): NULL makes the id synchronous, on a channel of its own. Waits until the
-/// events that were reported on the old channel are acknowledged; those that still wait move along.
+/// Implements rdma_migrate_id(3). `None` makes the id synchronous, on a channel of its own. Waits
+/// until the events that were reported on the old channel are acknowledged. Events that were not
+/// read yet move to the new channel.
 pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
     let was_sync = id.is_sync();
     if was_sync && channel.is_none() {
@@ -104,8 +108,8 @@ pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
         None => (create_own_channel()?, true),
     };
     // Change the id first, then the kernel, so that a thread that reads from the new channel finds
-    // the id there at once. An old channel of its own is destroyed last, so that no thread finds
-    // the id with a closed descriptor.
+    // the id there at once. If the id owned the old channel, destroy it last, so that no thread
+    // finds the id with a closed descriptor.
     let (old, old_fd) = (id.channel(), id.fd());
     id.set_channel(target.as_c());
     id.set_sync(own);
@@ -115,7 +119,7 @@ pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
             id.set_channel(old);
             id.set_sync(was_sync);
             if own {
-                // SAFETY: the id has left it again, and nobody else has seen it.
+                // SAFETY: the id has left the new channel, which nobody else has seen.
                 drop(unsafe { OwnedChannel::from_c(target.as_c()) });
             }
             return Err(error);
@@ -126,7 +130,7 @@ pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
     }
     id.completed.wait_for(reported);
     if was_sync && old != target.as_c() {
-        // SAFETY: a synchronous id owned it, and has left it.
+        // SAFETY: the synchronous id owned its old channel, and has left it.
         drop(unsafe { OwnedChannel::from_c(old) });
     }
     Ok(())
@@ -142,8 +146,9 @@ fn create_own_channel() -> Result<EventChannel> {
 /// Moves an asynchronous id in the kernel to a new file, which the caller puts in place of the
 /// channel's file. This works for a process that has changed its user since it opened the channel,
 /// whose other commands fail with `EACCES`: the kernel only checks who opened the file that the id
-/// is moved to. Unread events move along, but not the ids of the connection requests among them. So
-/// the former file is kept until [`forget_former`], and reading such an event moves its id.
+/// is moved to. Unread events move along, but the ids of connection requests among them stay on the
+/// former file. So the former file is kept until [`forget_former`], and reading a connection
+/// request moves its id.
 pub fn move_to_new_file(id: &Id) -> Result<OwnedFd> {
     let new = library()?.node.try_open()?;
     let former = OwnFd::duplicate(id.fd())?;
@@ -154,7 +159,7 @@ pub fn move_to_new_file(id: &Id) -> Result<OwnedFd> {
     Ok(new)
 }
 
-/// Moves the id of a connection request from a former file to that of its listener.
+/// Moves the id of a connection request from a former file to the listener's file.
 pub(super) fn fetch_from_former(listener: &Id, handle: u32) {
     // The lock is not held during calls to the kernel.
     let former = mem::take(&mut listener.state().former);

@@ -17,11 +17,11 @@ use crate::os::uapi::{rdma_ucm_conn_param, rdma_ucm_ece};
 use crate::ucm;
 use crate::verbs::{IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP};
 
-/// Reasons of a reject (IBTA 12.6.7.2): the program rejects the connection, or the ECE offer.
+/// Reject reasons (IBTA 12.6.7.2): the program rejects the connection, or the ECE offer.
 const REASON_CONSUMER: u8 = 0;
 const REASON_VENDOR_OPTION: u8 = 35;
 
-/// rdma_connect(3).
+/// Implements rdma_connect(3): sends the connection request.
 pub fn connect(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
     probes::cm_connect(id.as_c());
     decide(id, param, false)?;
@@ -30,7 +30,8 @@ pub fn connect(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
     operation.complete()
 }
 
-/// Decides about RDMA read resources. Fails as [`check_resources`] and [`params::check_length`].
+/// Sets the id's RDMA read resources. `peer_has_told`: the id holds the peer's values. Fails like
+/// [`check_resources`] and [`params::check_length`].
 fn decide(id: &Id, param: Option<ConnParam<'_>>, peer_has_told: bool) -> Result<()> {
     let mut state = id.state();
     let limits = state.limits();
@@ -41,7 +42,8 @@ fn decide(id: &Id, param: Option<ConnParam<'_>>, peer_has_told: bool) -> Result<
     Ok(())
 }
 
-/// The program's numbers; where it gives none, the most that the peer and the device support.
+/// Returns the program's values. A value that the program does not give becomes the maximum that
+/// the peer and the device support.
 fn negotiate(peer: (u8, u8), param: Option<ConnParam<'_>>, limits: Option<Limits>) -> (u8, u8) {
     let choose = |given: Option<u8>, peer: u8, device: Option<u8>| match given {
         Some(number) if u32::from(number) != RDMA_MAX_RESP_RES => number,
@@ -53,7 +55,7 @@ fn negotiate(peer: (u8, u8), param: Option<ConnParam<'_>>, limits: Option<Limits
     )
 }
 
-/// Fills in the parameters of a connection. Returns the vendor options to offer.
+/// Fills in the kernel's connection parameters. Returns the vendor options (ECE) to offer.
 fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, param: Option<ConnParam<'_>>) -> rdma_ucm_ece {
     let state = id.state();
     kernel.initiator_depth = state.initiator_depth;
@@ -62,8 +64,8 @@ fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, param: Option<ConnParam<'_>>)
     state.local_ece
 }
 
-/// Fails with `EINVAL` if the program asks for more than the device supports, or gives no
-/// parameters for an id without a QP.
+/// Checks the parameters of an id in RDMA_PS_TCP. Fails with `EINVAL` if the program asks for more
+/// than the device supports, or gives no parameters for an id without a QP.
 fn check_resources(id: &Id, param: Option<ConnParam<'_>>, limits: Option<Limits>) -> Result<()> {
     if id.ps() != rdma_port_space::RDMA_PS_TCP as u32 {
         return Ok(());
@@ -83,15 +85,15 @@ fn check_resources(id: &Id, param: Option<ConnParam<'_>>, limits: Option<Limits>
     }
 }
 
-/// Answers the peer's reply on the active side: moves the QP to RTS, then the kernel sends "ready
-/// to use".
+/// Completes a connection on the active side after the peer's reply: moves the QP to RTS, then
+/// makes the kernel send the "ready to use" message.
 pub(super) fn complete_response(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
     let done = params::take_reply(id, reply)
         .and_then(|()| qp::to_rtr(id, None))
         .and_then(|()| qp::to_rts(id, None))
         .and_then(|()| ready_to_use(id));
     if done.is_err() {
-        // The first failure is reported.
+        // Report the first failure, not a later one.
         let _ = qp::to_error(id);
     }
     done
@@ -101,8 +103,8 @@ fn ready_to_use(id: &Id) -> Result<()> {
     ucm::accept(id.fd(), id.handle(), |_| ())
 }
 
-/// rdma_establish(3): completes a connection of an id without a QP. Fails with `EINVAL` if the id
-/// has one.
+/// Implements rdma_establish(3): completes the connection of an id without a QP. Fails with
+/// `EINVAL` if the id has a QP.
 pub fn establish(id: &Id) -> Result<()> {
     if !id.qp().is_null() {
         return Err(Errno::EINVAL);
@@ -110,26 +112,27 @@ pub fn establish(id: &Id) -> Result<()> {
     ready_to_use(id)
 }
 
-/// rdma_listen(3).
+/// Implements rdma_listen(3).
 pub fn listen(id: &Id, backlog: c_int) -> Result<()> {
-    // Once the kernel listens, the thread that gets a connection request owns the id.
+    // Update the addresses first: once the kernel listens, the id belongs to the thread that gets a
+    // connection request.
     let is_bound = c_int::from(id.source().ss_family) != libc::AF_UNSPEC;
     if is_bound {
         update_addresses(id)?;
     }
     ucm::listen(id.fd(), id.handle(), backlog as u32)?;
-    // An id that was not bound has its port only now: no peer knows it yet.
+    // An id that was not bound gets its port only by listening: no peer knows the port yet.
     if is_bound { Ok(()) } else { update_addresses(id) }
 }
 
-/// rdma_get_request(3): waits for the next connection request on a synchronous listener. Returns
-/// the id of the connection.
+/// Implements rdma_get_request(3): waits for the next connection request on a synchronous listener.
+/// Returns the id of the connection. Fails with `EINVAL` if the listener is not synchronous.
 pub fn get_request(listen: &Id) -> Result<OwnedId> {
     if !listen.is_sync() {
         return Err(Errno::EINVAL);
     }
     listen.drop_event();
-    // SAFETY: a synchronous id owns its channel.
+    // SAFETY: a synchronous id owns its channel, which lives as long as the id.
     let channel = unsafe { EventChannel::from_c(listen.channel()) }.ok_or(Errno::EINVAL)?;
     let event = get_cm_event(channel)?;
     let new = match id_of_request(&event) {
@@ -141,7 +144,8 @@ pub fn get_request(listen: &Id) -> Result<OwnedId> {
     };
     if let Err(error) = endpoint::attach_qp(listen, &new) {
         ack_cm_event(event);
-        // Rejects the request. A failure has no consequence: a synchronous id is freed anyway.
+        // Destroying the id rejects the request. Ignore errors: a synchronous id is freed in any
+        // case.
         let _ = destroy_id(new);
         return Err(error);
     }
@@ -149,7 +153,8 @@ pub fn get_request(listen: &Id) -> Result<OwnedId> {
     Ok(new)
 }
 
-/// The id of a connection request. Fails with `EINVAL` for other events, and with their errors.
+/// Returns the id of a connection request. Fails with the error that the event reports, and with
+/// `EINVAL` if the event is not a connection request.
 fn id_of_request(event: &OwnedEvent) -> Result<OwnedId> {
     let event = event.public();
     event_result(event)?;
@@ -160,7 +165,7 @@ fn id_of_request(event: &OwnedEvent) -> Result<OwnedId> {
     unsafe { OwnedId::from_c(event.id) }
 }
 
-/// rdma_accept(3).
+/// Implements rdma_accept(3): moves the QP to RTS, unless the id is for datagrams, and accepts.
 pub fn accept(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
     probes::cm_accept(id.as_c());
     decide(id, param, true)?;
@@ -179,24 +184,24 @@ pub fn accept(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
         body.ece = fill(&mut body.conn_param, id, param);
     });
     if let Err(error) = accepted {
-        // The first failure is reported.
+        // Report the first failure, not a later one.
         let _ = qp::to_error(id);
         return Err(error);
     }
     if datagrams {
-        // The accept ends the exchange: no event follows.
+        // Accepting ends the exchange of a datagram id: no event follows.
         operation.drop_event();
         return Ok(());
     }
     operation.complete()
 }
 
-/// rdma_reject(3).
+/// Implements rdma_reject(3): rejects the connection.
 pub fn reject(id: &Id, private_data: &[u8]) -> Result<()> {
     reject_for(id, private_data, REASON_CONSUMER)
 }
 
-/// rdma_reject_ece(3): tells the peer that its ECE offer was the reason.
+/// Implements rdma_reject_ece(3): tells the peer that its ECE offer is the reason.
 pub fn reject_ece(id: &Id, private_data: &[u8]) -> Result<()> {
     reject_for(id, private_data, REASON_VENDOR_OPTION)
 }
@@ -205,12 +210,13 @@ fn reject_for(id: &Id, private_data: &[u8], reason: u8) -> Result<()> {
     ucm::reject(id.fd(), id.handle(), reason, private_data)
 }
 
-/// rdma_notify(3): reports an asynchronous event of the QP to the kernel.
+/// Implements rdma_notify(3): reports an asynchronous event of the QP to the kernel.
 pub fn notify(id: &Id, event: u32) -> Result<()> {
     ucm::notify(id.fd(), id.handle(), event)
 }
 
-/// rdma_disconnect(3): stops the QP, then disconnects from the peer.
+/// Implements rdma_disconnect(3): stops the QP, then disconnects from the peer. Fails with `EINVAL`
+/// if the id has no device.
 pub fn disconnect(id: &Id) -> Result<()> {
     match id.transport() {
         Some(IBV_TRANSPORT_IB) => qp::to_error(id)?,
@@ -262,9 +268,9 @@ mod tests {
             ((20, 20), None, (16, 8)),
             ((3, 2), None, (3, 2)),
             ((20, 2), param(0xff, 0xff), (16, 2)),
-            // The program knows better.
+            // The program's values are used even if the peer supports less.
             ((3, 2), param(5, 0), (5, 0)),
-            // The peer has not told.
+            // The peer's values are not known.
             ((0xff, 0xff), param(3, 0xff), (3, 8)),
         ] {
             assert_eq!(negotiate(peer, given, Some(LIMITS)), negotiated);

@@ -6,7 +6,7 @@
 //! threads may run to the end. Only a device that has been removed from the machine is closed, with
 //! its last user.
 //!
-//! rdma_get_devices(3) lists all devices of the machine.
+//! [`get_devices`] lists all devices of the machine.
 
 use std::ffi::c_int;
 use std::mem::{ManuallyDrop, size_of};
@@ -20,16 +20,17 @@ use crate::os::event::EventFd;
 use crate::os::fork::Owner;
 use crate::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
 
-/// Taken under no lock but those of rsockets and an id's `qp_use` (docs/concurrency.md).
+/// Lock order: only locks of rsockets and an id's `qp_use` may be held when this lock is taken
+/// (docs/concurrency.md).
 pub(super) static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry::new());
 
 /// The open devices.
 pub struct Registry {
     slots: Vec<Option<Open>>,
-    /// The devices as they were listed last for [`cache_list`] or [`acquire`].
+    /// The device list that [`cache_list`] or [`acquire`] has obtained last.
     listed: Option<DeviceList>,
-    /// The process that took the lock last: devices that were opened before a fork() belong to the
-    /// parent, and the kernel refuses them to the child.
+    /// The process that took the lock last. Devices that were opened before a fork() belong to the
+    /// parent: the kernel refuses them to the child.
     process: Owner,
 }
 
@@ -42,11 +43,12 @@ struct Open {
     infiniband: Vec<Option<bool>>,
     pd: Option<NonNull<ibv_pd>>,
     xrcd: Option<NonNull<ibv_xrcd>>,
-    /// Ids bound to it, and PDs of connections.
+    /// Number of ids bound to the device, and of PDs of connections on it.
     ids: usize,
-    /// rdma_get_devices(3) lists that contain it. Ids and lists keep the PD and the XRC domain.
+    /// Number of lists from [`hold_all`] that contain the device. The PD and the XRC domain are
+    /// kept as long as there are ids or lists.
     lists: usize,
-    /// Removed from the machine.
+    /// Whether the device was removed from the machine.
     gone: bool,
     owner: Owner,
 }
@@ -55,8 +57,8 @@ struct Open {
 unsafe impl Send for Open {}
 
 impl Open {
-    /// Whether neither ids nor lists of this process use it. A parent's device is the parent's to
-    /// close.
+    /// Returns whether neither ids nor lists of this process use the device. A device that the
+    /// parent process opened is for the parent to close.
     fn is_unused(&self, process: Owner) -> bool {
         self.ids == 0 && self.lists == 0 && self.owner == process
     }
@@ -69,21 +71,21 @@ pub struct Limits {
     pub initiator_depth: u8,
     /// RDMA reads and atomics outstanding from the peer.
     pub responder_resources: u8,
-    /// Work requests of a queue of a QP.
+    /// Work requests in the send or the receive queue of a QP.
     pub work_requests: u32,
     /// Entries of a CQ.
     pub completions: u32,
 }
 
-/// An id's use of a device, ended by [`release`].
+/// A use of a device, by an id or by a connection's PD. [`release`] ends the use.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     slot: usize,
     /// The open device.
     pub context: NonNull<ibv_context>,
-    /// The PD of all ids on it.
+    /// The PD that all ids on the device share.
     pub pd: NonNull<ibv_pd>,
-    /// Its limits.
+    /// The limits of the device.
     pub limits: Limits,
 }
 
@@ -97,8 +99,8 @@ pub fn lock() -> Guard<'static, Registry> {
     registry
 }
 
-/// Keeps a list for the first device that is opened. Drops it if a thread holds the lock, because
-/// the caller must not wait (library.rs).
+/// Keeps `list` for the first device that is opened. Drops `list` if a thread holds the lock,
+/// because the caller must not wait (library.rs).
 pub fn cache_list(list: DeviceList) {
     if let Some(mut registry) = REGISTRY.try_lock() {
         registry.listed = Some(list);
@@ -123,14 +125,14 @@ pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
     Ok(Bound { slot, context: device.context, pd, limits: device.limits })
 }
 
-/// Another use of a device that an id is bound to, ended by [`release`], too.
+/// Adds another use of a device to which an id is bound. [`release`] ends it, too.
 pub fn share(bound: &Bound) -> Result<Bound> {
     let mut registry = lock();
     registry.device(bound.slot)?.ids += 1;
     Ok(*bound)
 }
 
-/// Ends a use of the device. The last one, of ids and lists, frees the PD and the XRC domain.
+/// Ends a use of the device. Frees the PD and the XRC domain if there are no more uses or lists.
 pub fn release(bound: Bound) {
     let mut registry = lock();
     let Ok(device) = registry.device(bound.slot) else { return };
@@ -138,7 +140,7 @@ pub fn release(bound: Bound) {
     registry.free_unused(bound.slot);
 }
 
-/// The XRC domain of all ids on the device.
+/// Returns the XRC domain that all ids on the device share.
 pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
     let mut registry = lock();
     let device = registry.device(bound.slot)?;
@@ -149,8 +151,9 @@ pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
     }
 }
 
-/// Whether the link layer of a port is InfiniBand. The kernel is asked once, without the lock: the
-/// query may wait for the device's firmware. The caller's id stays bound to the device meanwhile.
+/// Returns whether the link layer of a port is InfiniBand. The kernel is asked once, without the
+/// lock, because the query may wait for the device's firmware. The caller's id stays bound to the
+/// device meanwhile.
 pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
     let index = usize::from(port);
     if let Some(Some(known)) = lock().device(bound.slot)?.infiniband.get(index) {
@@ -170,9 +173,9 @@ pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
     Ok(infiniband)
 }
 
-/// Opens all devices of the machine and keeps them until [`release_held`]. A device that cannot be
-/// opened is left out, unless opening it fails with an error for which `ends` is true. Fails with
-/// `ENODEV` if there are no devices.
+/// Opens all devices of the machine and keeps them open until [`release_held`]. A device that
+/// cannot be opened is left out, unless opening it fails with an error for which `ends` returns
+/// true. Fails with `ENODEV` if there are no devices.
 pub fn hold_all(ends: impl Fn(Errno) -> bool) -> Result<Vec<NonNull<ibv_context>>> {
     let mut registry = lock();
     let list = DeviceList::new().map_err(|error| lack().filter(|&lack| ends(lack)).unwrap_or(error))?;
@@ -197,7 +200,7 @@ pub fn hold_all(ends: impl Fn(Errno) -> bool) -> Result<Vec<NonNull<ibv_context>
                 contexts.into_iter().for_each(release_held);
                 return Err(error);
             }
-            // Left out this time.
+            // Leave this device out.
             Err(_) => continue,
         };
         if let Ok(open) = registry.device(slot) {
@@ -224,12 +227,12 @@ impl Registry {
         Registry { slots: Vec::new(), listed: None, process: Owner::FIRST_PROCESS }
     }
 
-    /// The open device in a slot; `ENODEV` if the slot is empty.
+    /// Returns the open device in a slot. Fails with `ENODEV` if the slot is empty.
     fn device(&mut self, slot: usize) -> Result<&mut Open> {
         self.slots.get_mut(slot).and_then(Option::as_mut).ok_or(Errno::ENODEV)
     }
 
-    /// The slot of an open device of this process.
+    /// Returns the slot of an open device of this process.
     fn find(&self, guid: u64, index: Option<u32>) -> Option<usize> {
         self.slots.iter().position(|slot| {
             slot.as_ref().is_some_and(|open| {
@@ -238,11 +241,12 @@ impl Registry {
         })
     }
 
-    /// Opens a device of the cached list, or of a new list if the cached one lacks it or it does
-    /// not open. A lack of descriptors or memory needs no new list.
+    /// Opens the device in the cached list. If the list lacks the device, or the device does not
+    /// open, tries again with a new list. A new list does not help against a lack of descriptors or
+    /// memory.
     fn open_named(&mut self, guid: u64, index: Option<u32>) -> Result<usize> {
         let listed = self.listed.as_ref().and_then(|list| named(list, guid, index));
-        // SAFETY: `list` exists.
+        // SAFETY: the cached list, which has the device, exists.
         let tried = listed.map(|device| unsafe { self.open(device) });
         match tried {
             Some(Ok(slot)) => return Ok(slot),
@@ -253,8 +257,8 @@ impl Registry {
         self.forget_missing(list.devices());
         let device = named(&list, guid, index).ok_or(Errno::ENODEV);
         let opened = match (device?, tried) {
-            // The same device as before: libibverbs has one structure for a device as long as a
-            // list holds it.
+            // This device failed to open above: libibverbs has one structure for a device as long
+            // as a list holds it.
             (device, Some(failed)) if Some(device) == listed => failed,
             // SAFETY: `list` exists.
             (device, _) => unsafe { self.open(device) },
@@ -309,13 +313,13 @@ impl Registry {
         Ok(slot)
     }
 
-    /// Marks the devices that were removed from the machine as gone, and closes those of them that
-    /// are not in use.
+    /// Marks the devices that were removed from the machine as gone, and closes those that are not
+    /// in use.
     fn forget_missing(&mut self, present: &[*mut ibv_device]) {
         for slot in 0..self.slots.len() {
             let Ok(open) = self.device(slot) else { continue };
-            // SAFETY: the device of an open context, and the list that `present` borrows from,
-            // exist.
+            // SAFETY: `own` is the device of an open context, and the list that `present` borrows
+            // from exists.
             open.gone = unsafe {
                 let own = verbs::device_of(open.context);
                 let listed = present.iter().map(|&device| Identity::of(device));
@@ -332,8 +336,8 @@ impl Registry {
     fn free_unused(&mut self, slot: usize) {
         let process = self.process;
         let Some(open) = self.device(slot).ok().filter(|open| open.is_unused(process)) else { return };
-        // SAFETY: nothing in the library uses them any more, and a program destroys its objects on
-        // them before its last id and its last list.
+        // SAFETY: nothing in the library uses the PD, the XRC domain or the context any more, and a
+        // program destroys its objects on them before its last id and its last list.
         in_call(|| unsafe {
             if let Some(xrcd) = open.xrcd.take() {
                 verbs::close_xrcd(open.context, xrcd);
@@ -351,7 +355,7 @@ impl Registry {
     }
 }
 
-/// What tells a device from others.
+/// Identifies a device.
 #[derive(Clone, Copy)]
 struct Identity {
     guid: u64,
@@ -361,16 +365,17 @@ struct Identity {
 
 impl Identity {
     /// # Safety
-    /// A live device.
+    /// `device` is live.
     unsafe fn of(device: *mut ibv_device) -> Identity {
-        // SAFETY: a live device: guaranteed by the caller.
+        // SAFETY: `device` is live: guaranteed by the caller.
         unsafe { Identity { guid: verbs::guid(device), index: verbs::index(device), name: verbs::name(device) } }
     }
 }
 
-/// Whether a device was removed from the machine. A list that was made while descriptors ran out
-/// lacks devices that are there, without an error, and descriptors may have become free since. So
-/// the list has to have another device of its name, or sysfs no device of this name.
+/// Returns whether a device was removed from the machine. If descriptors ran out while a list was
+/// made, libibverbs silently leaves devices out of the list, and descriptors may have become free
+/// since. So it is not enough that the device is not listed: the list must have another device of
+/// its name, or sysfs no device of its name.
 fn is_gone(
     device: &Identity,
     mut listed: impl Iterator<Item = Identity> + Clone,
@@ -380,14 +385,14 @@ fn is_gone(
     !is_listed && (listed.any(|other| other.name == device.name) || !is_in_sysfs())
 }
 
-/// The error of opening a descriptor, if that is not possible: libibverbs does not tell that it
-/// lacks one.
+/// Returns the error of opening a descriptor now, or `None` if that succeeds: libibverbs does not
+/// report that it lacked a descriptor.
 fn lack() -> Option<Errno> {
     EventFd::new().err()
 }
 
-/// The error of a device that does not open: `ENODEV`, unless memory or descriptors ran out or a
-/// signal came.
+/// Returns the error to report for a device that does not open: `ENODEV`, unless memory or
+/// descriptors ran out or a signal interrupted the call.
 fn unavailable(error: Errno) -> Errno {
     if may_pass(error) { error } else { Errno::ENODEV }
 }
@@ -403,18 +408,17 @@ fn named(list: &DeviceList, guid: u64, index: Option<u32>) -> Option<*mut ibv_de
     })
 }
 
-/// Whether two devices are the same: by GUID and index, by GUID alone if either index is unknown.
+/// Returns whether two devices have equal GUIDs, and equal indices unless an index is unknown.
 fn same(guid: u64, index: Option<u32>, other_guid: u64, other_index: Option<u32>) -> bool {
     guid == other_guid && (index.is_none() || other_index.is_none() || index == other_index)
 }
 
-/// A maximum of libibverbs in the eight bits of connection parameters.
+/// Limits a maximum from libibverbs to the eight bits of connection parameters.
 fn clamp(maximum: c_int) -> u8 {
     maximum.clamp(0, c_int::from(u8::MAX)) as u8
 }
 
-/// The contexts of the devices in an array that ends with a NULL. They are released when it is
-/// dropped.
+/// A NULL-terminated array of device contexts, which are released when the value is dropped.
 #[derive(Debug)]
 pub struct DeviceContexts {
     array: NonNull<*mut ibv_context>,
@@ -422,14 +426,15 @@ pub struct DeviceContexts {
 }
 
 impl DeviceContexts {
-    /// Takes an array back from [`into_c`](Self::into_c); `None` for NULL.
+    /// Takes back an array from [`into_c`](Self::into_c). Returns `None` for NULL.
     ///
     /// # Safety
-    /// Nothing uses the array from now on, nor the contexts in it on its behalf.
+    /// `array` is NULL or from `into_c`. Nothing uses the array from now on, nor a context for
+    /// which the array is the only use.
     pub unsafe fn from_c(array: *mut *mut ibv_context) -> Option<DeviceContexts> {
         let array = NonNull::new(array)?;
         let mut len = 0;
-        // SAFETY: `new` made the array, and put a NULL behind the last context.
+        // SAFETY: `new` made the array and put a NULL after the last context.
         while !unsafe { array.add(len).read() }.is_null() {
             len += 1;
         }
@@ -441,12 +446,12 @@ impl DeviceContexts {
         ManuallyDrop::new(self).array
     }
 
-    /// Number of devices.
+    /// Returns the number of devices.
     pub fn count(&self) -> usize {
         self.len
     }
 
-    /// Takes over `contexts`, which the registry holds.
+    /// Takes over the contexts from [`hold_all`]. Releases them on failure.
     fn new(contexts: &[NonNull<ibv_context>]) -> Result<DeviceContexts> {
         // SAFETY: calloc() takes any size.
         let memory = unsafe { libc::calloc(contexts.len() + 1, size_of::<*mut ibv_context>()) };
@@ -475,13 +480,14 @@ impl Drop for DeviceContexts {
     }
 }
 
-/// rdma_get_devices(3). Fails with `ENODEV` without RDMA devices; empty if none can be opened.
+/// Implements rdma_get_devices(3). Fails with `ENODEV` if there are no RDMA devices. The array is
+/// empty if no device can be opened.
 pub fn get_devices() -> Result<DeviceContexts> {
     global::register()?;
     DeviceContexts::new(&hold_all(|_| false)?)
 }
 
-/// rdma_free_devices(3).
+/// Implements rdma_free_devices(3).
 pub fn free_devices(list: DeviceContexts) {
     drop(list);
 }
@@ -499,7 +505,7 @@ mod tests {
         assert!(!same(1, None, 2, None));
     }
 
-    /// A device is gone if its name is another device's now, or nobody's.
+    /// A device is gone if its name now belongs to another device, or to no device.
     #[test]
     fn an_incomplete_list_removes_no_device() {
         let identity = |guid, name| Identity { guid, index: Some(1), name: [name; 64] };

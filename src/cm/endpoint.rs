@@ -20,7 +20,7 @@ use crate::verbs::{ibv_pd, ibv_qp_init_attr};
 /// milliseconds.
 const TIMEOUT_MS: c_int = 2000;
 
-/// What rdma_create_ep(3) uses of a `struct rdma_addrinfo`.
+/// The fields of a `struct rdma_addrinfo` that rdma_create_ep(3) uses.
 #[derive(Clone, Copy)]
 pub struct EndpointInfo<'a> {
     /// RAI_* flags.
@@ -35,11 +35,11 @@ pub struct EndpointInfo<'a> {
     pub dst: Option<AddrRef<'a>>,
     /// An array of `struct ibv_path_data`.
     pub route: OptionValue<'a>,
-    /// Precedes the private data of the connection.
+    /// Put in front of the private data of the connection request.
     pub connect_data: &'a [u8],
 }
 
-/// PD and attributes for the QP of an endpoint, or of the connections to it.
+/// PD and attributes for an active endpoint's QP, or for the QPs of a passive one's connections.
 #[derive(Clone, Copy)]
 pub struct EndpointQp<'a> {
     pd: *mut ibv_pd,
@@ -48,23 +48,24 @@ pub struct EndpointQp<'a> {
 }
 
 impl EndpointQp<'_> {
-    /// PD and attributes behind pointers; NULL for the library's PD, and for no QP.
+    /// Takes PD and attributes from a program. A NULL `pd` stands for the library's PD, a NULL
+    /// `attr` for no QP.
     ///
     /// # Safety
-    /// The attributes are as ibv_create_qp(3) requires them, and nothing else uses them as long as
-    /// the value. PD, CQs and SRQ are NULL or outlive the endpoint and the QPs of its connections.
+    /// `attr` is NULL or as ibv_create_qp(3) requires it, and nothing else uses it while the value
+    /// exists. PD, CQs and SRQ are NULL or outlive the endpoint and the QPs of its connections.
     pub unsafe fn from_c(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Self {
         EndpointQp { pd, attr: NonNull::new(attr), objects: PhantomData }
     }
 
-    /// A copy of the attributes, with another QP type. The program's structure, which may be
-    /// constant, is not changed.
+    /// Returns a copy of the attributes, if there are any, with QP type `qp_type`. The program's
+    /// structure, which may be constant, is not changed.
     fn template(&self, qp_type: u32) -> Option<Template> {
         // SAFETY: `from_c` requires valid attributes.
         self.attr.map(|attr| Template(ibv_qp_init_attr { qp_type, ..unsafe { attr.read() } }))
     }
 
-    /// Creates the QP of an id, if there are attributes for it, and updates them.
+    /// Creates the QP of an id if there are attributes for it. Updates the attributes.
     fn create(&self, id: &Id, qp_type: u32) -> Result<()> {
         let Some(attr) = self.attr else { return Ok(()) };
         // SAFETY: `from_c` requires valid attributes with live objects, which nothing else uses.
@@ -76,13 +77,14 @@ impl EndpointQp<'_> {
     }
 }
 
-/// rdma_create_ep(3): an id that is bound (RAI_PASSIVE), or has an address, a route and a QP.
+/// Implements rdma_create_ep(3). Returns an id that is bound (RAI_PASSIVE), or one that has an
+/// address, a route and a QP.
 pub fn create_ep(info: &EndpointInfo<'_>, qp: EndpointQp<'_>) -> Result<OwnedId> {
     let new = owned_id::create(None, ptr::null_mut(), info.port_space, info.qp_type)?;
     let prepare = || {
         if info.flags & RAI_PASSIVE != 0 { bind_passive(&new, info, qp) } else { resolve_active(&new, info, qp) }
     };
-    // SAFETY: the id is new, and not used after a cancellation.
+    // SAFETY: the id is new, and nothing uses it after a cancellation.
     let prepared = cancel::with_cleanup(|| destroy_ep(unsafe { OwnedId::from_ref(&new) }), prepare);
     if let Err(error) = prepared {
         destroy_ep(new);
@@ -120,8 +122,8 @@ fn resolve_active(id: &Id, info: &EndpointInfo<'_>, qp: EndpointQp<'_>) -> Resul
     qp.create(id, info.qp_type)
 }
 
-/// Creates the QP for the id of a connection request from the attributes of the listening endpoint,
-/// on the listener's PD.
+/// Creates the QP for the id of a connection request, on the listener's PD, if the listening
+/// endpoint has attributes for it.
 pub(super) fn attach_qp(listen: &Id, new: &Id) -> Result<()> {
     let Some(Template(mut attr)) = listen.state().template else { return Ok(()) };
     // SAFETY: PD, CQs and SRQ outlive the endpoint, as `EndpointQp::from_c` requires.
@@ -129,7 +131,7 @@ pub(super) fn attach_qp(listen: &Id, new: &Id) -> Result<()> {
     qp::create_qp(new, pd, &mut attr)
 }
 
-/// rdma_destroy_ep(3): destroys the id with its QP and SRQ.
+/// Implements rdma_destroy_ep(3): destroys the id with its QP and SRQ.
 pub fn destroy_ep(id: OwnedId) {
     qp::destroy_qp(&id);
     qp::destroy_srq(&id);

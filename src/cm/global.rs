@@ -1,12 +1,12 @@
 //! The process-wide locks of the connection manager, which survive fork(): in the child every lock
 //! is free, and devices are opened anew.
 //!
-//! fork() takes the locks, so that their data is consistent in the child. fork() does not wait for
-//! its own thread, and for another thread only for a limited time.
+//! fork() takes the locks, so that their data is consistent in the child. It does not wait for a
+//! lock that its own thread holds, and waits only for a limited time for another thread's.
 //!
 //! The kernel refuses the parent's channels to the child (it checks who opened them), so no open
-//! object can be shared; ids created after the fork work in both processes. This file lists the
-//! global locks in the order in which they are taken (docs/concurrency.md).
+//! object can be shared. Ids created after the fork work in both processes. `before` takes the
+//! global locks in the order in which all code takes them (docs/concurrency.md).
 
 use std::cell::UnsafeCell;
 use std::time::Duration;
@@ -21,10 +21,10 @@ use crate::os::sync::{self, Lock};
 /// the lock is shorter, unless a device or its driver does not answer.
 const FORK_LOCK_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(5) };
 
-/// A process-wide lock around a `T` (see the module).
+/// A process-wide lock around a `T`, which fork() takes.
 pub struct GlobalLock<T: 'static> {
     lock: Lock<T>,
-    /// Held by fork().
+    /// The guard of a lock that fork() has taken.
     held: UnsafeCell<Option<Guard<'static, T>>>,
 }
 
@@ -35,12 +35,12 @@ pub type Guard<'a, T> = sync::Guard<'a, T>;
 unsafe impl<T: Send> Sync for GlobalLock<T> {}
 
 impl<T> GlobalLock<T> {
-    /// An open lock around `value`.
+    /// Creates an unlocked lock around `value`.
     pub const fn new(value: T) -> GlobalLock<T> {
         GlobalLock { lock: Lock::new(value), held: UnsafeCell::new(None) }
     }
 
-    /// Waits for the lock. Nothing panics while it is held: the library aborts instead.
+    /// Waits for the lock. The lock cannot be poisoned: the library aborts instead of panicking.
     pub fn lock(&self) -> Guard<'_, T> {
         self.lock.lock()
     }
@@ -50,9 +50,9 @@ impl<T> GlobalLock<T> {
         self.lock.try_lock().ok()
     }
 
-    /// Before fork(): takes the lock and keeps it until the handlers after fork(), unless this
-    /// thread holds it (a signal handler that interrupted one of our calls forks), or another
-    /// thread does not release it in time.
+    /// Called before fork(): takes the lock and keeps it until the handlers after fork(). Leaves
+    /// the lock alone if this thread holds it (a signal handler that interrupted one of our calls
+    /// forks), or if another thread does not release it in time.
     pub fn before_fork(&'static self) {
         if let Ok(guard) = self.lock.lock_within(FORK_LOCK_TIMEOUT) {
             // SAFETY: this thread holds the lock.
@@ -60,15 +60,16 @@ impl<T> GlobalLock<T> {
         }
     }
 
-    /// After fork(), in the parent: releases what [`before_fork`](Self::before_fork) took.
-    /// Allocates nothing.
+    /// Called after fork() in the parent: releases the lock if [`before_fork`](Self::before_fork)
+    /// took it. Allocates nothing.
     pub fn after_fork_in_parent(&'static self) {
         if self.lock.is_mine() {
             self.release();
         }
     }
 
-    /// As [`after_fork_in_parent`](Self::after_fork_in_parent), in the child.
+    /// Called after fork() in the child: releases the lock if [`before_fork`](Self::before_fork)
+    /// took it.
     ///
     /// A value that another thread was changing during fork() is leaked and replaced by `fresh`. A
     /// value that this thread was changing stays: the call that the signal handler interrupted
@@ -80,9 +81,9 @@ impl<T> GlobalLock<T> {
         if self.lock.is_mine() {
             self.release();
         } else if self.try_lock().is_none() {
-            // SAFETY: the holder is no thread of this process, whose only thread is this one. The
-            // old value may be inconsistent: it is neither used nor dropped, nor is a guard of
-            // another thread that was forking, too.
+            // SAFETY: the holder does not exist in this process, whose only thread is this one. The
+            // old value may be inconsistent: it is neither used nor dropped. Nor is the guard of
+            // another thread that was forking at the same time.
             unsafe {
                 self.held.get().write(None);
                 self.lock.abandon().get().write(fresh());
@@ -137,8 +138,8 @@ mod tests {
         }
     }
 
-    /// A thread that waits for the lock while another one forks does not exist in the child, which
-    /// must not wait for it.
+    /// A thread that waits for the lock while another thread forks does not exist in the child, and
+    /// must not keep the child from taking the lock.
     #[test]
     fn free_in_the_child_of_a_fork() {
         static LOCK: GlobalLock<u32> = GlobalLock::new(0);
@@ -156,7 +157,7 @@ mod tests {
                 unsafe { libc::_exit(if free { 7 } else { 1 }) }
             }
             let mut status = 0;
-            // SAFETY: our child.
+            // SAFETY: the child is ours, and `status` is writable.
             unsafe { libc::waitpid(child, &raw mut status, 0) };
             assert_eq!(libc::WEXITSTATUS(status), 7);
             waiter.join().expect("the waiter got the lock");
@@ -175,7 +176,7 @@ mod tests {
             unsafe { libc::_exit(if in_child() { 7 } else { 1 }) }
         }
         let mut status = 0;
-        // SAFETY: our child.
+        // SAFETY: the child is ours, and `status` is writable.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         libc::WEXITSTATUS(status) == 7
     }
@@ -185,7 +186,7 @@ mod tests {
     fn fork_does_not_wait_for_its_own_thread() {
         static LOCK: GlobalLock<u32> = GlobalLock::new(1);
         let mut guard = LOCK.lock();
-        // In the child the call that was interrupted still holds it.
+        // In the child, too, the interrupted call holds the lock.
         assert!(fork(&LOCK, || LOCK.lock.is_mine()));
         *guard += 1;
         drop(guard);
@@ -231,7 +232,7 @@ mod tests {
             }
             child => {
                 let mut status = 0;
-                // SAFETY: our child.
+                // SAFETY: the child is ours, and `status` is writable.
                 unsafe { libc::waitpid(child, &raw mut status, 0) };
                 assert_eq!(libc::WEXITSTATUS(status), 7);
             }

@@ -1,8 +1,9 @@
 //! Ids: the public structure with its addresses, and what the library keeps behind it.
 //!
 //! An id can be freed once the program has acknowledged all events that the kernel reported, which
-//! [`Completed`] counts. Kernels that report events of connection requests without the library's
-//! `uid`, which they learn when the program accepts, name the id by their handle: a table finds it.
+//! [`Completed`] counts. The kernel learns the library's `uid` for the id of a connection request
+//! when the program accepts. Some kernels report events before that, with the handle only: the
+//! table [`HANDLES`] finds the id.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -32,22 +33,21 @@ use crate::verbs::{
 
 /// An id: `struct rdma_cm_id`, which programs read and write, with the library's part behind it.
 ///
-/// The kernel sends its address back in events (`uid`), so it never moves. The public fields have
-/// no lock: C programs order their uses of an id themselves (rdma_cm(7)).
+/// The kernel sends the id's address back in events (`uid`), so the id never moves. The public
+/// fields have no lock: C programs order their uses of an id themselves (rdma_cm(7)).
 #[repr(C)]
 pub struct Id {
     public: UnsafeCell<rdma_cm_id>,
     /// The number by which the kernel knows the id.
     handle: AtomicU32,
-    /// Whether the id owns its channel: every call waits for the event that completes it.
+    /// Whether the id is synchronous: it owns its channel, and every call waits for its event.
     sync: AtomicBool,
-    /// Whether it is the id of a connection request, and so in the table of
-    /// [`HANDLES`].
+    /// Whether this is the id of a connection request, which is in the table [`HANDLES`].
     request: AtomicBool,
-    /// Held while an event uses the QP, and while the QP is destroyed: the thread that reads events
-    /// and the one that destroys the QP need not be the same.
+    /// Held while an event uses the QP, and while the QP is destroyed: one thread may read events
+    /// while another destroys the QP.
     qp_use: Mutex<()>,
-    /// Events of the id, including those of its multicast groups.
+    /// Counts the events of the id, including those of its multicast groups.
     pub(super) completed: Completed,
     state: Mutex<State>,
 }
@@ -64,39 +64,40 @@ pub(super) struct State {
     pub initiator_depth: u8,
     /// RDMA reads and atomics outstanding from the peer, as negotiated.
     pub responder_resources: u8,
-    /// The library gave up the connection after the peer had accepted: the event that the kernel
-    /// reports next is not shown.
+    /// The library gave up the connection after the peer had accepted: the REJECTED or DISCONNECTED
+    /// event that follows is not shown.
     pub connect_failed: bool,
-    /// A listener whose connection requests may be shown without a device:
-    /// [`resolve::open_request_device`](super::resolve::open_request_device) opens it.
+    /// This is a listener whose connection requests may be shown without a device, which
+    /// [`resolve::open_request_device`](super::resolve::open_request_device) opens later.
     pub defers_devices: bool,
-    /// A connection request of such a listener that has no open device, or was not fully queried.
+    /// This is the id of a connection request to such a listener, and its device is not open, or
+    /// not all of its addresses and paths were queried.
     pub is_incomplete: bool,
     /// Options the peer offered (enhanced connection establishment).
     pub remote_ece: rdma_ucm_ece,
-    /// Options to offer, or negotiated.
+    /// Options to offer, or negotiated options.
     pub local_ece: rdma_ucm_ece,
     /// The array behind `route.path_rec`: nearly always one record.
     pub paths: SmallVec<[ibv_sa_path_rec; 1]>,
     /// Put in front of the private data when connecting (`ai_connect` of an endpoint).
     pub connect_data: Vec<u8>,
-    /// Passive endpoints: the attributes of their connections' QPs.
+    /// The attributes for the QPs of a passive endpoint's connections.
     pub template: Option<Template>,
     /// State of rdma_resolve_addrinfo(3).
     pub search: Pending,
     /// Multicast groups joined.
     pub groups: Groups,
-    /// The files from which `channel::move_to_new_file` has moved the id, until the requests that
-    /// wait there are read.
+    /// The files from which `channel::move_to_new_file` has moved the id. They are kept until the
+    /// connection requests that wait there are read.
     pub former: Vec<OwnFd>,
 }
 
-/// A membership of an id. Its address is the `uid` of its events, so it is boxed.
+/// A multicast membership of an id. Its address is the `uid` of its events, so it is boxed.
 pub(super) struct Group {
     pub(super) id: NonNull<Id>,
-    /// The kernel's number of the membership, which the kernel writes here.
+    /// The kernel's handle of the membership, which the kernel writes here.
     pub(super) handle: AtomicU32,
-    /// The program's context.
+    /// The program's context for the join.
     pub(super) context: *mut c_void,
     pub(super) addr: SockAddr,
     pub(super) send_only: bool,
@@ -119,13 +120,13 @@ impl Groups {
 }
 
 impl State {
-    /// The limits of the device; `None` before it is known.
+    /// Returns the limits of the device, or `None` before the device is known.
     pub fn limits(&self) -> Option<Limits> {
         self.bound.map(|bound| bound.limits)
     }
 }
 
-// SAFETY: its pointers refer to libibverbs objects, which any thread may use.
+// SAFETY: a state's pointers refer to libibverbs objects, which any thread may use.
 unsafe impl Send for State {}
 
 /// Reads and writes fields of the public structure.
@@ -142,7 +143,8 @@ macro_rules! public_fields {
 
                 #[doc = concat!("Sets the public field `", stringify!($field), "`.")]
                 pub(super) fn $set(&self, value: $type) {
-                    // SAFETY: as in the getter.
+                    // SAFETY: a plain field of a live structure, which the program does not access
+                    // during the call.
                     unsafe { (*self.public.get()).$field = value }
                 }
             )*
@@ -168,11 +170,11 @@ public_fields! {
 }
 
 impl Id {
-    /// The id behind a program's pointer; `EINVAL` for NULL.
+    /// Returns the id behind a program's pointer. Fails with `EINVAL` for NULL.
     ///
     /// # Safety
-    /// NULL, or an id of this library that is not destroyed while the reference is used. The
-    /// objects of libibverbs in its public fields are live, and its QP, SRQ and CQs are used by
+    /// `id` is NULL, or an id of this library that is not destroyed while the reference is used.
+    /// The libibverbs objects in its public fields are live, and its QP, SRQ and CQs are used by
     /// nothing but the id and the program.
     pub unsafe fn from_c<'a>(id: *mut rdma_cm_id) -> Result<&'a Id> {
         // SAFETY: ids of this library come from `OwnedId::into_c`: the public structure is the
@@ -180,7 +182,7 @@ impl Id {
         unsafe { id.cast::<Id>().as_ref() }.ok_or(Errno::EINVAL)
     }
 
-    /// An id that the kernel does not know yet.
+    /// Creates an id that the kernel does not know yet.
     #[inline]
     pub(super) fn new(context: *mut c_void, ps: u32, qp_type: u32) -> Id {
         // SAFETY: all zeros are a value of this structure of numbers and pointers.
@@ -217,24 +219,24 @@ impl Id {
         id
     }
 
-    /// The pointer by which programs know the id.
+    /// Returns the pointer by which programs know the id.
     pub fn as_c(&self) -> *mut rdma_cm_id {
         self.public.get()
     }
 
-    /// The number with which the kernel reports its events: its address.
+    /// Returns the number that the kernel puts into the id's events: the id's address.
     pub(super) fn uid(&self) -> u64 {
         ptr::from_ref(self) as usize as u64
     }
 
-    /// Descriptor of its channel.
+    /// Returns the descriptor of the id's channel.
     pub(super) fn fd(&self) -> c_int {
-        // SAFETY: an id's channel outlives it: its own goes with it, any other has to
-        // (`EventChannel::from_c`).
+        // SAFETY: an id's channel is open as long as the id: its own channel is destroyed with it,
+        // and any other channel outlives it (`EventChannel::from_c`).
         unsafe { (*self.channel()).fd }
     }
 
-    /// The kernel's handle of the id; `u32::MAX` until the kernel has assigned one.
+    /// Returns the kernel's handle of the id, or `u32::MAX` before the kernel has assigned one.
     pub(super) fn handle(&self) -> u32 {
         self.handle.load(Ordering::Relaxed)
     }
@@ -259,28 +261,28 @@ impl Id {
         self.request.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is for datagrams: no connection, `rdma_ud_param` in events.
+    /// Returns whether the id is for datagrams: no connection, and `rdma_ud_param` in events.
     pub(crate) fn is_ud(&self) -> bool {
         self.qp_type() == ibv_qp_type::IBV_QPT_UD
     }
 
-    /// The private part.
+    /// Locks the private part.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// The limits of its device; `None` before it has one.
+    /// Returns the limits of the id's device, or `None` before the id has a device.
     pub fn limits(&self) -> Option<Limits> {
         self.state().limits()
     }
 
-    /// The addresses of its route.
+    /// Returns the addresses of the id's route.
     pub fn addr(&self) -> *mut rdma_addr {
         // SAFETY: the address of a field of a live structure.
         unsafe { &raw mut (*self.public.get()).route.addr }
     }
 
-    /// The first path record of its route.
+    /// Returns the first path record of the id's route.
     pub fn first_path(&self) -> Option<ibv_sa_path_rec> {
         self.state().paths.first().copied()
     }
@@ -304,7 +306,7 @@ impl Id {
         Ok(())
     }
 
-    /// Transport of its device; `None` before it has one.
+    /// Returns the transport of the id's device, or `None` before the id has a device.
     pub fn transport(&self) -> Option<ibv_transport_type> {
         NonNull::new(self.verbs()).map(|verbs| {
             // SAFETY: an open context has a device.
@@ -312,33 +314,33 @@ impl Id {
         })
     }
 
-    /// The context of its device; `EINVAL` before it has one.
+    /// Returns the context of the id's device. Fails with `EINVAL` before the id has a device.
     pub(super) fn device_context(&self) -> Result<Context> {
         let context = NonNull::new(self.verbs()).ok_or(Errno::EINVAL)?;
         // SAFETY: the registry keeps the device of an id open (`State::bound`).
         Ok(unsafe { Context::new(context) })
     }
 
-    /// Its QP.
+    /// Returns the id's QP.
     pub(super) fn own_qp(&self) -> Option<Qp> {
-        // SAFETY: the QP in an id is live (`from_c`): who destroys it clears the field.
+        // SAFETY: the QP in an id is live (`from_c`): whoever destroys it clears the field.
         NonNull::new(self.qp()).map(|qp| unsafe { Qp::new(qp) })
     }
 
-    /// Its QP is not destroyed as long as the result exists.
+    /// Prevents the QP from being destroyed as long as the returned guard exists.
     pub(super) fn keep_qp(&self) -> MutexGuard<'_, ()> {
         self.qp_use.lock()
     }
 
-    /// Its SRQ.
+    /// Returns the id's SRQ.
     pub(super) fn own_srq(&self) -> Option<Srq> {
-        // SAFETY: the SRQ in an id is live (`from_c`): who destroys it clears the field.
+        // SAFETY: the SRQ in an id is live (`from_c`): whoever destroys it clears the field.
         NonNull::new(self.srq()).map(|srq| unsafe { Srq::new(srq) })
     }
 }
 
 impl Id {
-    /// The local address. The family is 0 before the id is bound.
+    /// Returns the local address. The family is 0 before the id is bound.
     pub fn source(&self) -> sockaddr_storage {
         // SAFETY: the route is part of the id, and any bytes are a value of sockaddr_storage.
         unsafe { (*self.addr()).src.src_storage }
@@ -350,7 +352,7 @@ impl Id {
         overwrite(unsafe { &mut (*self.addr()).src.src_storage }, bytes);
     }
 
-    /// The remote address. The family is 0 before the id has one.
+    /// Returns the remote address. The family is 0 before the id has a destination.
     pub fn destination(&self) -> sockaddr_storage {
         // SAFETY: the route is part of the id, and any bytes are a value of sockaddr_storage.
         unsafe { (*self.addr()).dst.dst_storage }
@@ -362,7 +364,7 @@ impl Id {
         overwrite(unsafe { &mut (*self.addr()).dst.dst_storage }, bytes);
     }
 
-    /// The P_Key, in network byte order.
+    /// Returns the P_Key, in network byte order.
     pub(super) fn pkey(&self) -> u16 {
         // SAFETY: the route is part of the id, and any bytes are a value of the number.
         unsafe { (*self.addr()).addr.ibaddr.pkey }
@@ -385,17 +387,17 @@ impl Id {
     }
 }
 
-/// The number of completed events: those that the program has acknowledged, and those that the
-/// library has consumed.
+/// Counts events that were read and events that are completed: those that the program has
+/// acknowledged, and those that the library has consumed.
 #[derive(Default)]
 pub struct Completed {
     /// Events that were read from the kernel.
     read: AtomicU32,
-    /// Twice the number of completed events, and [`AWAITED`].
+    /// Twice the number of completed events, plus the flag [`AWAITED`].
     completed: AtomicU32,
 }
 
-/// Set while threads may be in `wait_for`. Without one, completing an event needs no system call.
+/// Flag: threads may be in `wait_for`. If it is clear, completing an event needs no system call.
 const AWAITED: u32 = 1;
 
 impl Completed {
@@ -405,7 +407,7 @@ impl Completed {
         self.read.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether no event refers to `self`.
+    /// Returns whether no event refers to `self`.
     pub fn is_done(&self) -> bool {
         let completed = self.completed.load(Ordering::Acquire) & !AWAITED;
         completed == self.read.load(Ordering::Relaxed).wrapping_mul(2)
@@ -421,7 +423,7 @@ impl Completed {
         }
     }
 
-    /// Waits until `reported` events are complete.
+    /// Waits until at least `reported` events are completed.
     pub fn wait_for(&self, reported: u32) {
         loop {
             let word = self.completed.load(Ordering::Acquire);
@@ -436,8 +438,8 @@ impl Completed {
     }
 }
 
-/// A hash table, because the kernel numbers the ids of all processes together: a process with few
-/// ids may have high numbers.
+/// The ids of connection requests, by handle. This is a hash table, because the kernel numbers the
+/// ids of all processes together: a process with few ids may have high numbers.
 pub(super) static HANDLES: GlobalLock<Handles> = GlobalLock::new(Handles::new());
 
 pub(super) struct Handles(Numbered<u32, NonNull<Id>>);
@@ -459,7 +461,7 @@ pub(super) fn insert_handle(handle: u32, id: NonNull<Id>) -> Result<()> {
     Ok(())
 }
 
-/// Removes `id`. Another id of the same handle stays: after a fork both processes may use the
+/// Removes `id`. Another id with the same handle stays: after a fork both processes may use the
 /// number.
 pub(super) fn remove_handle(handle: u32, id: NonNull<Id>) {
     let mut table = HANDLES.lock();
@@ -468,7 +470,7 @@ pub(super) fn remove_handle(handle: u32, id: NonNull<Id>) {
     }
 }
 
-/// The id of `handle`.
+/// Returns the id of `handle`, if it is in the table.
 pub(super) fn find_handle(handle: u32) -> Option<NonNull<Id>> {
     HANDLES.lock().0.get(&handle).copied()
 }
@@ -496,7 +498,7 @@ mod tests {
             // SAFETY: all zeros are a value of this structure.
             let record = ibv_sa_path_rec { mtu: round as u8, ..unsafe { zeroed() } };
             id.set_paths(vec![record; count].into_iter()).unwrap();
-            // SAFETY: live, and so many records.
+            // SAFETY: the id is live, and `path_rec` has `count` records.
             unsafe {
                 let route = &(*id.public.get()).route;
                 assert_eq!((route.num_paths as usize, route.path_rec.is_null()), (count, count == 0));

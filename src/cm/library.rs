@@ -1,4 +1,4 @@
-//! What is determined once per process: device node, command set version, AF_IB.
+//! What is determined once per process: device node, command set version, AF_IB support.
 
 use once_cell::race::{OnceBool, OnceBox};
 
@@ -13,18 +13,18 @@ use crate::{ucm, verbs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The kernel's connection manager (see the module).
+/// The kernel's connection manager, as determined once per process.
 #[derive(Debug)]
 pub struct Library {
     /// The character device behind event channels.
     pub node: RdmaCm,
-    /// See [`Library::af_ib`]; determined with the first channel.
+    /// The result of [`Library::af_ib`], determined with the first channel.
     af_ib: OnceBool,
 }
 
 impl Library {
-    /// Whether the kernel supports AF_IB addresses, and so the commands that were added with them.
-    /// False where the device cannot be opened: then it does not matter.
+    /// Returns whether the kernel supports AF_IB addresses, and thus the commands that were added
+    /// with them. Returns false if the device cannot be opened: no command can be sent then.
     #[inline]
     pub fn af_ib(&self) -> Result<bool> {
         self.af_ib.get().map_or_else(|| self.open_and_find_af_ib(), Ok)
@@ -38,20 +38,20 @@ impl Library {
         })
     }
 
-    /// As [`af_ib`](Self::af_ib), on an open channel.
+    /// Like [`af_ib`](Self::af_ib), but uses an open channel for the test.
     pub fn find_af_ib(&self, channel: RawFd) -> Result<bool> {
         self.af_ib.get_or_try_init(|| probe_af_ib(channel))
     }
 }
 
-/// No thread waits for the one that initializes it: the child of a fork() may not have that thread,
-/// and a signal handler may have interrupted it. Concurrent threads determine the same value, and
-/// the first one's is kept.
+/// No thread waits for another thread to initialize it: that thread may not exist in the child of a
+/// fork(), or a signal handler may have interrupted it. Concurrent threads determine the same
+/// value, and the first one is kept.
 static LIBRARY: OnceBox<Library> = OnceBox::new();
 
-/// Initialized by the first successful call. Fails with `ENODEV` without RDMA devices, with `EPERM`
-/// for a kernel whose command set version is unknown here, otherwise with the error of opening the
-/// device.
+/// Returns the library, which the first successful call initializes. Fails with `ENODEV` if there
+/// are no RDMA devices, with `EPERM` if the kernel's command set version is unknown here, otherwise
+/// with the error of opening the device.
 #[inline]
 pub fn library() -> Result<&'static Library> {
     LIBRARY.get().map_or_else(find, Ok)
@@ -69,9 +69,9 @@ fn discover() -> Result<Library> {
     Ok(Library { node, af_ib: OnceBool::new() })
 }
 
-/// Fails with `ENODEV` without RDMA devices. It needs libibverbs only: the node of the connection
-/// manager may be inaccessible. Success is remembered, and the list of devices is cached for the
-/// first device that is opened.
+/// Fails with `ENODEV` if there are no RDMA devices. Needs libibverbs only: the node of the
+/// connection manager may be inaccessible. Success is remembered, and the list of devices is cached
+/// for the first device that is opened.
 pub fn need_devices() -> Result<()> {
     static FOUND: AtomicBool = AtomicBool::new(false);
     if FOUND.load(Ordering::Relaxed) {
@@ -87,7 +87,7 @@ pub fn need_devices() -> Result<()> {
     Ok(())
 }
 
-/// Binds a temporary id to the wildcard AF_IB address of the TCP port space.
+/// Tests AF_IB: binds a temporary id to the wildcard AF_IB address of the TCP port space.
 fn probe_af_ib(channel: RawFd) -> Result<bool> {
     let id = ucm::create_id(channel, 0, rdma_port_space::RDMA_PS_IB as u16, verbs::ibv_qp_type::IBV_QPT_RC as u8)?;
     let wildcard = SockaddrIb {

@@ -11,11 +11,11 @@ use crate::errno::Errno;
 use crate::ffi::{ibv_sa_path_rec, rdma_cm_event, rdma_cm_event_type};
 use crate::verbs::IBV_TRANSPORT_IWARP;
 
-/// Addresses and device of an id.
+/// Returns the addresses and the device of an id.
 pub fn endpoints(id: &Id) -> Endpoints {
-    // SAFETY: the context of an id is open: it has a device, whose name is a C string.
+    // SAFETY: the context of an id is NULL, or open as long as the id is bound.
     let device: &[u8] = match unsafe { id.verbs().as_ref() } {
-        // SAFETY: as above.
+        // SAFETY: an open context has a device, whose name is a C string.
         Some(context) => unsafe { CStr::from_ptr((*context.device).name.as_ptr()) }.to_bytes(),
         None => &[],
     };
@@ -25,12 +25,13 @@ pub fn endpoints(id: &Id) -> Endpoints {
 /// Logs a failure of an rsocket's id outside of a call of the program.
 #[cold]
 pub fn background(id: &Id, error: Errno, cause: Cause) {
-    // SAFETY: NULL, or a channel that outlives the id.
+    // SAFETY: the channel of an id is NULL or outlives the id.
     let fd = unsafe { id.channel().as_ref() }.map(|channel| channel.fd);
     diag::background(fd, &endpoints(id), error, cause);
 }
 
-/// Logs an event if it reports a failure or the removal of a device.
+/// Logs an event if it reports a failure, a reject or the removal of a device. Logs all other
+/// events, too, if connections are logged.
 #[inline]
 pub(super) fn event(id: &Id, event: &rdma_cm_event) {
     const REMOVAL: u32 = rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL as u32;
@@ -51,17 +52,17 @@ fn good_event(id: &Id, event: &rdma_cm_event) {
     if event.event == rdma_cm_event_type::RDMA_CM_EVENT_USER as u32 {
         return;
     }
-    // The first event that has the path: at the connecting end, and at the other one.
+    // The first event with a path at the connecting end, and at the accepting end.
     let path = matches!(event.event, ROUTE_RESOLVED | CONNECT_REQUEST).then(|| path(id));
     let name = event_str(event.event).to_str().unwrap_or_default();
     diag::good_event(&GoodEvent { id: id.as_c(), name, path }, &endpoints(id));
 }
 
 fn path(id: &Id) -> Path {
-    // SAFETY: the addresses are plain fields of a live structure. The transport's have no invalid
-    // values.
+    // SAFETY: the addresses are plain fields of a live structure, and any bytes are a value of
+    // `ibaddr`.
     let ib = unsafe { (*id.addr()).addr.ibaddr };
-    // An enum ibv_mtu: 1 is 256 bytes.
+    // The MTU is an enum ibv_mtu: 1 is 256 bytes.
     let mtu = |path: ibv_sa_path_rec| 128_u32 << path.mtu.min(5);
     // SAFETY: any bytes are a value of the GIDs.
     let gids = unsafe { [ib.sgid.raw, ib.dgid.raw] };

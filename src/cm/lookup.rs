@@ -1,5 +1,5 @@
-//! Name and service look-ups on this machine: rdma_getaddrinfo(3), and rdma_resolve_addrinfo(3)
-//! with its result.
+//! Name and service look-ups on this machine: rdma_getaddrinfo(3), rdma_resolve_addrinfo(3) and
+//! rdma_query_addrinfo(3).
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -22,7 +22,7 @@ use crate::os::sockaddr::SockAddr;
 use crate::ucm::{self, Service};
 use crate::verbs::{self, IBV_LINK_LAYER_INFINIBAND, ibv_context, ibv_port_state, ibv_qp_type};
 
-/// The kernel and the devices of this machine.
+/// The environment of a real look-up: the kernel and the devices of this machine.
 struct Machine;
 
 impl Env for Machine {
@@ -51,13 +51,13 @@ impl Env for Machine {
     }
 }
 
-/// Returns whether the search fails with this error. Other errors are about a device or port, which
-/// is skipped.
+/// Returns whether `error` ends the whole search. Any other error concerns one device or port,
+/// which is skipped.
 fn ends_search(error: Errno) -> bool {
     matches!(error, Errno::EINTR | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)
 }
 
-/// Asks the subnet administrator through each active InfiniBand port.
+/// Asks the subnet administrator through each active InfiniBand port of the device.
 fn ask_ports(context: NonNull<ibv_context>, service: &Service, found: &mut Found<'_>) -> Result<()> {
     // SAFETY: the device is held open during the call.
     let Ok(device) = (unsafe { verbs::query_device(context) }) else { return Ok(()) };
@@ -82,8 +82,8 @@ fn ask_port(gid: Gid, service: &Service) -> Result<Vec<ucm::ServiceRecord>> {
     let (ps, qp_type) = (rdma_port_space::RDMA_PS_IB as u32, ibv_qp_type::IBV_QPT_RC);
     let id = owned_id::create_internal(ps, qp_type)?;
     let destroy = || {
-        // SAFETY: called once, by the thread's cancellation or afterwards, and nothing uses the id
-        // after that. There is no remedy for a failure here.
+        // SAFETY: `destroy` is called once, by the thread's cancellation or below, and nothing uses
+        // the id afterwards. A failure cannot be handled here.
         let _ = owned_id::destroy_id(unsafe { OwnedId::from_ref(&id) });
     };
     let records = cancel::with_cleanup(destroy, || bind_and_ask(&id, gid, service));
@@ -100,7 +100,7 @@ fn bind_and_ask(id: &Id, gid: Gid, service: &Service) -> Result<Vec<ucm::Service
     ucm::query_ib_service(id.fd(), id.handle())
 }
 
-/// rdma_getaddrinfo(3).
+/// Implements rdma_getaddrinfo(3) with the kernel and the devices of this machine.
 pub fn getaddrinfo(
     node: Option<&CStr>,
     service: Option<&CStr>,
@@ -109,7 +109,7 @@ pub fn getaddrinfo(
     addrinfo::getaddrinfo(&Machine, node, service, hints)
 }
 
-/// rdma_resolve_addrinfo(3): ends with ADDRINFO_RESOLVED or ADDRINFO_ERROR.
+/// Implements rdma_resolve_addrinfo(3), which ends with ADDRINFO_RESOLVED or ADDRINFO_ERROR.
 pub fn resolve_addrinfo(id: &Id, node: Option<&CStr>, service: Option<&CStr>, hints: Option<&Hints<'_>>) -> Result<()> {
     let source = Source::choose(hints.map_or(0, |hints| hints.flags), node, service)?;
     id.state().search.begin()?;
@@ -127,15 +127,15 @@ pub fn resolve_addrinfo(id: &Id, node: Option<&CStr>, service: Option<&CStr>, hi
     operation.complete()
 }
 
-/// Stores a result and reports it with an event that goes through the kernel, behind the unread
-/// ones.
+/// Stores a result and reports it with an event. The event goes through the kernel, which queues it
+/// behind the unread events.
 fn announce(id: &Id, list: List) -> Result<()> {
     const INTERNAL: u32 = rdma_cm_event_type::RDMA_CM_EVENT_INTERNAL as u32;
     id.state().search.finish(list);
     ucm::write_cm_event(id.fd(), id.handle(), INTERNAL, 0, rdma_cm_event_type::RDMA_CM_EVENT_ADDRINFO_RESOLVED as u64)
 }
 
-/// ADDRINFO_RESOLVED from the kernel: fetches the service records.
+/// Handles ADDRINFO_RESOLVED from the kernel: fetches the service records.
 pub(super) fn service_resolved(id: &Id) -> Result<()> {
     if !id.state().search.is_started() {
         // The id is one of ask_port(), which fetches the records itself.
@@ -162,17 +162,17 @@ fn fetch(id: &Id) -> Result<List> {
     if list.is_empty() { Err(Errno::ENOENT) } else { Ok(list) }
 }
 
-/// ADDRINFO_ERROR from the kernel.
+/// Handles ADDRINFO_ERROR from the kernel.
 pub(super) fn service_failed(id: &Id) {
     id.state().search.fail();
 }
 
-/// rdma_query_addrinfo(3): takes the result. Fails with `ENOENT` if there is none.
+/// Implements rdma_query_addrinfo(3): takes the result. Fails with `ENOENT` if there is none.
 pub fn query_addrinfo(id: &Id) -> Result<List> {
     id.state().search.take()
 }
 
-/// The paths that ibacm knows between the id's addresses.
+/// Returns the paths that ibacm knows between the id's addresses. Fails with `ENOENT` without any.
 pub(super) fn acm_paths(id: &Id, timeout: Duration) -> Result<Paths> {
     if acm::client().was_absent_just_now() {
         return Err(Errno::ENOENT);

@@ -2,7 +2,7 @@
 //! prefix.
 //!
 //! They take values that the C entry points have checked: references, and handles such as
-//! [`OwnedId`], [`EventChannel`] and [`Pd`] with the contract of the pointer in their `from_c`.
+//! [`OwnedId`], [`EventChannel`] and [`Pd`], whose `from_c` states the contract of the C pointer.
 
 mod addrinfo;
 mod channel;

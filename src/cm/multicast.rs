@@ -19,24 +19,24 @@ use crate::verbs::{self, ibv_ah_attr, ibv_gid};
 const NO_HANDLE: u32 = u32::MAX;
 
 impl Group {
-    /// The id that is the member.
+    /// Returns the id that is the member.
     pub(super) fn id(&self) -> &Id {
         // SAFETY: an id owns its memberships, so they do not outlive it.
         unsafe { self.id.as_ref() }
     }
 
-    /// The program's context.
+    /// Returns the program's context.
     pub(super) fn context(&self) -> *const c_void {
         self.context
     }
 
-    /// Whether the kernel has joined and assigned a handle.
+    /// Returns whether the kernel has joined the group and assigned a handle.
     fn is_known_to_kernel(&self) -> bool {
         self.handle.load(Ordering::Relaxed) != NO_HANDLE
     }
 
-    /// Attaches the id's QP to the group at `address`, which the kernel has joined, unless the QP
-    /// only sends.
+    /// Attaches the id's QP, if there is one, to the group at `address`, which the kernel has
+    /// joined. Does nothing for a send-only membership.
     pub(super) fn joined(&self, address: &ibv_ah_attr) -> Result<()> {
         if self.send_only {
             return Ok(());
@@ -58,7 +58,7 @@ impl Group {
 
 fn detach(id: &Id, (gid, lid): (ibv_gid, u16)) {
     if let Some(qp) = NonNull::new(id.qp()) {
-        // If the QP was replaced since, the kernel has nothing to detach.
+        // If the QP was replaced since it was attached, the kernel has nothing to detach.
         // SAFETY: the QP of an id is live until rdma_destroy_qp(3), which clears the field.
         let _ = unsafe { verbs::detach_mcast(qp, &gid, lid) };
     }
@@ -66,14 +66,14 @@ fn detach(id: &Id, (gid, lid): (ibv_gid, u16)) {
 
 /// Detaches the id's QP from all groups; the id stays a member.
 pub(super) fn detach_all(id: &Id) {
-    // Without the lock of the id's state.
+    // `next` releases the lock of the id's state: the QP is detached without it.
     let next = || id.state().groups.0.iter().find_map(|group| group.attached.lock().take());
     while let Some(place) = next() {
         detach(id, place);
     }
 }
 
-/// `struct rdma_cm_join_mc_attr_ex`.
+/// The attributes of a join: `struct rdma_cm_join_mc_attr_ex`.
 #[derive(Clone, Copy)]
 pub struct JoinAttr<'a> {
     /// The fields that are set: bits of `enum rdma_cm_join_mc_attr_mask`.
@@ -84,13 +84,13 @@ pub struct JoinAttr<'a> {
     pub addr: Option<AddrRef<'a>>,
 }
 
-/// rdma_join_multicast(3): joins as a full member.
+/// Implements rdma_join_multicast(3): joins as a full member.
 pub fn join_multicast(id: &Id, addr: &SockAddr, context: *mut c_void) -> Result<()> {
     join(id, *addr, rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_FULLMEMBER as u32, context)
 }
 
-/// rdma_join_multicast_ex(3). Fails with `ENOTSUP` for unknown fields, and with `EINVAL` if a field
-/// is missing or invalid.
+/// Implements rdma_join_multicast_ex(3). Fails with `ENOTSUP` for unknown fields, and with `EINVAL`
+/// if a field is missing or invalid.
 pub fn join_multicast_ex(id: &Id, attr: JoinAttr<'_>, context: *mut c_void) -> Result<()> {
     use rdma_cm_join_mc_attr_mask::*;
     if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED as u32 {
@@ -109,7 +109,7 @@ fn join(id: &Id, addr: SockAddr, flags: u32, context: *mut c_void) -> Result<()>
     let send_only = flags == rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER as u32;
     let address = add(id, addr, send_only, context)?;
     let operation = id.operation();
-    // SAFETY: the id owns the group, which stays where it is until the membership or the id ends.
+    // SAFETY: the id owns the group, which stays in place until the membership or the id ends.
     unsafe { join_in_kernel(id, address, &addr, flags) }.inspect_err(|_| drop(remove(id, address)))?;
     operation.complete().inspect_err(|_| drop_failed(id, address))
 }
@@ -134,18 +134,18 @@ fn remove(id: &Id, address: *const Group) -> Option<Box<Group>> {
     id.state().groups.take(|group| std::ptr::eq(group, address))
 }
 
-/// Joins in the kernel, which stores the handle of the membership in the group. Once it has
-/// started, the thread that reads the id's events owns the id, and the group with it.
+/// Joins in the kernel, which stores the handle of the membership in the group. Once the kernel has
+/// started, the id and its groups belong to the thread that reads the id's events.
 ///
 /// # Safety
-/// The group is live, and is one of the id's until the kernel has started.
+/// `group` is live, and is one of the id's groups until the kernel has started.
 unsafe fn join_in_kernel(id: &Id, group: *const Group, addr: &SockAddr, flags: u32) -> Result<()> {
     let uid = group as usize as u64;
     // SAFETY: the group is live: guaranteed by the caller.
     let handle = unsafe { (*group).handle.as_ptr() };
     if library()?.af_ib()? {
-        // SAFETY: the kernel has written the handle before it ends the membership, without which
-        // the group is not freed.
+        // SAFETY: the kernel writes the handle before it ends the membership, and the group is not
+        // freed before the membership has ended.
         return unsafe { ucm::join_mcast(id.fd(), id.handle(), uid, addr, flags as u16, handle) };
     }
     // The older command has neither AF_IB nor flags: a send-only member becomes a full member whose
@@ -153,7 +153,7 @@ unsafe fn join_in_kernel(id: &Id, group: *const Group, addr: &SockAddr, flags: u
     if addr.family() == AF_IB {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: as above.
+    // SAFETY: the kernel writes the handle before the group can be freed (see above).
     unsafe { ucm::join_ip_mcast(id.fd(), id.handle(), uid, addr, handle) }
 }
 
@@ -185,23 +185,23 @@ fn keep(id: &Id, group: Box<Group>) {
     }
 }
 
-/// rdma_leave_multicast(3). Fails with `EADDRNOTAVAIL` if the id is not a member of the group.
-/// Waits until all reported events of the membership are acknowledged.
+/// Implements rdma_leave_multicast(3). Fails with `EADDRNOTAVAIL` if the id is not a member of the
+/// group. Waits until all reported events of the membership are acknowledged.
 pub fn leave_multicast(id: &Id, addr: &SockAddr) -> Result<()> {
-    // A membership that another thread is adding is not taken: if the kernel refuses it, that
-    // thread has to find it in the list. The kernel assigns the handle when nothing can fail any
-    // more.
+    // Skip a membership that another thread is adding: if the kernel rejects the join, that thread
+    // has to find the membership in the list. The kernel assigns the handle when the join cannot
+    // fail any more.
     let matches = |group: &Group| group.is_known_to_kernel() && group.addr.bytes() == addr.bytes();
     let group = id.state().groups.take(matches).ok_or(Errno::EADDRNOTAVAIL)?;
     match ucm::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)) {
         Ok(reported) => {
             if id.is_sync() {
-                // It may be the event of the join, which the program does not acknowledge.
+                // The id may keep the event of the join, which the program does not acknowledge.
                 id.drop_event();
             }
             group.completed.wait_for(reported);
-            // Only now: until the join event is acknowledged, another thread may be attaching the
-            // QP to the group.
+            // Detach only now: until the join event is acknowledged, another thread may be
+            // attaching the QP to the group.
             group.detach();
             Ok(())
         }
@@ -222,7 +222,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::{ptr, thread};
 
-    /// A socket on which a write blocks until the other end is closed, and that end.
+    /// Returns a socket on which a write blocks until the other end is closed, and the other end.
     fn blocked_socket() -> (UnixStream, UnixStream) {
         let (mut full, other) = UnixStream::pair().unwrap();
         full.set_nonblocking(true).unwrap();
@@ -254,12 +254,12 @@ mod tests {
         let joining = add(&id, addr, false, ptr::null_mut()).unwrap();
         thread::scope(|scope| {
             let leaving = scope.spawn(|| leave_multicast(&id, &addr));
-            // It has found the membership, or has ended without it.
+            // The thread has found the membership, or has ended without it.
             while id.state().groups.0.len() == 1 && !leaving.is_finished() {
                 thread::yield_now();
             }
             drop(remove(&id, joining));
-            // A command that was begun fails.
+            // A command that has begun fails.
             drop(kernel);
             let left = leaving.join().unwrap();
             assert!(id.state().groups.0.is_empty());

@@ -1,5 +1,5 @@
-//! libibverbs objects as values. A pointer becomes one where its origin is known, so that the calls
-//! on it are safe.
+//! Wrappers of pointers to libibverbs objects. A pointer is wrapped where it is known to be valid,
+//! so that calls on the wrapper are safe.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -14,51 +14,52 @@ use crate::verbs::{
 pub struct Pd(NonNull<ibv_pd>);
 
 impl Pd {
-    /// The PD behind a pointer; `None` for NULL.
+    /// Returns the PD behind a pointer, or `None` for NULL.
     ///
     /// # Safety
-    /// The PD outlives the objects that are created in it.
+    /// `pd` is NULL, or the PD outlives the value and the objects that are created in the PD.
     pub unsafe fn from_c(pd: *mut ibv_pd) -> Option<Pd> {
         NonNull::new(pd).map(Pd)
     }
 
-    /// The pointer that libibverbs knows it by.
+    /// Returns the pointer by which libibverbs knows the PD.
     pub(super) fn as_c(self) -> *mut ibv_pd {
         self.0.as_ptr()
     }
 
-    /// The context of its device.
+    /// Returns the context of the PD's device.
     pub(super) fn context(self) -> *mut ibv_context {
         // SAFETY: a PD is live as long as its value is used (`from_c`).
         unsafe { (*self.as_c()).context }
     }
 }
 
-/// The attributes of a new QP or SRQ, which the call updates: `ibv_qp_init_attr`,
+/// The attributes of a new QP or SRQ, which its creation updates: `ibv_qp_init_attr`,
 /// `ibv_qp_init_attr_ex`, `ibv_srq_init_attr` or `ibv_srq_init_attr_ex`.
 #[derive(Debug)]
 pub struct InitAttr<'a, T>(&'a mut T);
 
 impl<'a, T> InitAttr<'a, T> {
-    /// The attributes behind a pointer; `EINVAL` for NULL.
+    /// Returns the attributes behind a pointer. Fails with `EINVAL` for NULL.
     ///
     /// # Safety
-    /// NULL, or a structure as [`new`](Self::new) requires it that nothing else uses during `'a`.
+    /// `attr` is NULL or points to a structure as [`new`](Self::new) requires it, which nothing
+    /// else uses during `'a`.
     pub unsafe fn from_c(attr: *mut T) -> Result<InitAttr<'a, T>> {
-        // SAFETY: NULL or valid for `'a`, as the contract of this function says.
+        // SAFETY: `attr` is NULL or valid for `'a`: guaranteed by the caller.
         unsafe { attr.as_mut() }.map(InitAttr).ok_or(Errno::EINVAL)
     }
 
-    /// The attributes in a structure.
+    /// Wraps the attributes in a structure.
     ///
     /// # Safety
     /// Each pointer to a libibverbs object that the structure declares valid is NULL, or the object
-    /// outlives the one that is created.
+    /// outlives the QP or SRQ that is created.
     pub unsafe fn new(attr: &'a mut T) -> InitAttr<'a, T> {
         InitAttr(attr)
     }
 
-    /// The structure. Only live objects are stored in it.
+    /// Returns the structure. Callers store only live objects in it.
     pub(super) fn get(&mut self) -> &mut T {
         self.0
     }
@@ -75,12 +76,12 @@ impl Context {
         Context(context)
     }
 
-    /// The pointer that libibverbs knows it by.
+    /// Returns the pointer by which libibverbs knows the context.
     pub fn as_ptr(self) -> NonNull<ibv_context> {
         self.0
     }
 
-    /// The index of a P_Key (network byte order) in a port's table.
+    /// Returns the index of a P_Key (network byte order) in a port's table.
     pub fn pkey_index(self, port: u8, pkey: u16) -> Result<u16> {
         // SAFETY: the context is open (`new`).
         unsafe { verbs::pkey_index(self.0, port, pkey) }
@@ -97,48 +98,48 @@ impl Qp {
         Qp(qp)
     }
 
-    /// ibv_create_qp_ex(3). The attributes have a PD, and the CQs that QPs of their type need.
+    /// Calls ibv_create_qp_ex(3). The attributes have a PD, and the CQs that the QP type needs.
     pub fn create(context: Context, attr: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<Qp> {
         // SAFETY: the context is open, and the objects in an `InitAttr` are live.
         unsafe { verbs::create_qp_ex(context.0, attr.get()).map(Qp) }
     }
 
-    /// The pointer that libibverbs knows it by.
+    /// Returns the pointer by which libibverbs knows the QP.
     pub fn as_c(&self) -> *mut ibv_qp {
         self.0.as_ptr()
     }
 
-    /// The PD in which it was created.
+    /// Returns the PD in which the QP was created.
     pub fn pd(&self) -> *mut ibv_pd {
         // SAFETY: the QP is live until `destroy` (`new`).
         unsafe { (*self.as_c()).pd }
     }
 
-    /// `enum ibv_qp_type`.
+    /// Returns the type, an `enum ibv_qp_type`.
     pub fn qp_type(&self) -> u32 {
         // SAFETY: the QP is live until `destroy` (`new`).
         unsafe { (*self.as_c()).qp_type }
     }
 
-    /// ibv_modify_qp(3).
+    /// Calls ibv_modify_qp(3).
     pub fn modify(&self, attr: &mut ibv_qp_attr, mask: c_int) -> Result<()> {
         // SAFETY: the QP is live until `destroy` (`new`).
         unsafe { verbs::modify_qp(self.0, attr, mask) }
     }
 
-    /// ibv_query_ece(3).
+    /// Calls ibv_query_ece(3).
     pub fn query_ece(&self) -> Result<ibv_ece> {
         // SAFETY: the QP is live until `destroy` (`new`).
         unsafe { verbs::query_ece(self.0) }
     }
 
-    /// ibv_set_ece(3).
+    /// Calls ibv_set_ece(3).
     pub fn set_ece(&self, vendor_id: u32, options: u32) -> Result<()> {
         // SAFETY: the QP is live until `destroy` (`new`).
         unsafe { verbs::set_ece(self.0, ibv_ece { vendor_id, options, comp_mask: 0 }) }
     }
 
-    /// ibv_destroy_qp(3).
+    /// Calls ibv_destroy_qp(3).
     pub fn destroy(self) {
         // SAFETY: the QP is live (`new`), and destroyed once: this call takes the value.
         unsafe { verbs::destroy_qp(self.0) };
@@ -155,18 +156,18 @@ impl Srq {
         Srq(srq)
     }
 
-    /// ibv_create_srq_ex(3). The attributes have a PD, and what an SRQ of their type needs.
+    /// Calls ibv_create_srq_ex(3). The attributes have a PD, and what the SRQ type needs.
     pub fn create(context: Context, attr: &mut InitAttr<'_, ibv_srq_init_attr_ex>) -> Result<Srq> {
         // SAFETY: the context is open, and the objects in an `InitAttr` are live.
         unsafe { verbs::create_srq_ex(context.0, attr.get()).map(Srq) }
     }
 
-    /// The pointer that libibverbs knows it by.
+    /// Returns the pointer by which libibverbs knows the SRQ.
     pub fn as_c(&self) -> *mut ibv_srq {
         self.0.as_ptr()
     }
 
-    /// ibv_destroy_srq(3).
+    /// Calls ibv_destroy_srq(3).
     pub fn destroy(self) {
         // SAFETY: the SRQ is live (`new`), and destroyed once: this call takes the value.
         unsafe { verbs::destroy_srq(self.0) };

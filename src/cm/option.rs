@@ -8,8 +8,8 @@ use crate::errno::{Errno, Result};
 use crate::os::sockaddr;
 use crate::ucm;
 
-/// The value of an option. Only the kernel reads it, and fails with `EFAULT` if the memory is not
-/// readable.
+/// The value of an option. Only the kernel reads the value, and fails with `EFAULT` if the memory
+/// is not readable.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionValue<'a> {
     start: *const c_void,
@@ -18,12 +18,12 @@ pub struct OptionValue<'a> {
 }
 
 impl OptionValue<'_> {
-    /// The `len` bytes at `start`, which need not be readable.
+    /// Returns the value of `len` bytes at `start`, which need not be readable.
     pub fn at(start: *const c_void, len: usize) -> Self {
         OptionValue { start, len, bytes: PhantomData }
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -35,19 +35,19 @@ impl<'a> From<&'a [u8]> for OptionValue<'a> {
     }
 }
 
-/// rdma_set_option(3): the kernel checks levels, names and lengths.
+/// Implements rdma_set_option(3). The kernel checks levels, names and lengths.
 pub fn set_option(id: &Id, level: c_int, name: c_int, value: OptionValue<'_>) -> Result<()> {
     let len = u32::try_from(value.len).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the value is readable, or the kernel rejects its address.
     unsafe { ucm::set_option(id.fd(), id.handle(), level as u32, name as u32, value.start, len) }
 }
 
-/// rdma_get_src_port(3): in network byte order, 0 before the id is bound.
+/// Implements rdma_get_src_port(3): network byte order, 0 before the id is bound.
 pub fn get_src_port(id: &Id) -> u16 {
     sockaddr::port(&id.source())
 }
 
-/// rdma_get_dst_port(3): in network byte order, 0 before the id has a destination.
+/// Implements rdma_get_dst_port(3): network byte order, 0 before the id has a destination.
 pub fn get_dst_port(id: &Id) -> u16 {
     sockaddr::port(&id.destination())
 }

@@ -16,7 +16,7 @@ use crate::os::alloc::try_uninit;
 use crate::ucm;
 use crate::verbs::ibv_qp_type;
 
-/// An id, with the right to destroy it. An id whose value is dropped is kept.
+/// An id, with the right to destroy it. Dropping the value does not destroy the id.
 #[derive(Debug)]
 #[must_use]
 pub struct OwnedId(NonNull<Id>);
@@ -31,19 +31,19 @@ impl Deref for OwnedId {
 }
 
 impl OwnedId {
-    /// Takes an id back from a program; `EINVAL` for NULL.
+    /// Takes an id back from a program. Fails with `EINVAL` for NULL.
     ///
     /// # Safety
-    /// As [`Id::from_c`]; after its destruction nothing uses the id.
+    /// `id` is as [`Id::from_c`] requires it, and nothing uses the id after its destruction.
     pub unsafe fn from_c(id: *mut rdma_cm_id) -> Result<OwnedId> {
-        // SAFETY: `Id::from_c` has the same contract.
+        // SAFETY: `id` is as `Id::from_c` requires it: guaranteed by the caller.
         unsafe { Id::from_c(id).map(|id| OwnedId::from_ref(id)) }
     }
 
-    /// Takes over an id that the library has a reference to.
+    /// Takes over an id to which the library has a reference.
     ///
     /// # Safety
-    /// After its destruction nothing uses the id.
+    /// Nothing uses the id after its destruction.
     pub(super) unsafe fn from_ref(id: &Id) -> OwnedId {
         OwnedId(NonNull::from(id))
     }
@@ -66,7 +66,7 @@ impl OwnedId {
         Ok(OwnedId(NonNull::from(Box::leak(id))))
     }
 
-    /// Makes a new id known to the kernel; on failure it is freed.
+    /// Makes a new id known to the kernel. Frees the id on failure.
     fn create_in_kernel(self, ps: u32, qp_type: u32) -> Result<OwnedId> {
         match ucm::create_id(self.fd(), self.uid(), ps as u16, qp_type as u8) {
             Ok(handle) => {
@@ -80,7 +80,7 @@ impl OwnedId {
         }
     }
 
-    /// Frees the id. The kernel reports nothing for it any more.
+    /// Frees the id, for which the kernel reports no more events.
     fn free(self) {
         let bound = self.retire();
         // SAFETY: from Box::leak in `allocate`, and nothing uses an id after its destruction.
@@ -90,7 +90,7 @@ impl OwnedId {
         }
     }
 
-    /// Frees everything that the id holds, but not its memory.
+    /// Frees what the id holds, but not its memory. Returns the device, which the caller releases.
     fn retire(&self) -> Option<Bound> {
         if self.is_request() {
             id::remove_handle(self.handle(), self.0);
@@ -103,34 +103,34 @@ impl OwnedId {
     }
 }
 
-/// rdma_create_id(3): on `channel`, or synchronous with a channel of its own.
+/// Implements rdma_create_id(3). Without `channel`, the id is synchronous and has its own channel.
 pub fn create_id(channel: Option<EventChannel>, context: *mut c_void, ps: u32) -> Result<OwnedId> {
     let datagrams = ps == rdma_port_space::RDMA_PS_UDP as u32 || ps == rdma_port_space::RDMA_PS_IPOIB as u32;
     let qp_type = if datagrams { ibv_qp_type::IBV_QPT_UD } else { ibv_qp_type::IBV_QPT_RC };
     create(channel, context, ps, qp_type)
 }
 
-/// As [`create_id`], with the QP type that its QPs will have.
+/// Like [`create_id`], with the type of the QPs that the id will have.
 pub(super) fn create(channel: Option<EventChannel>, context: *mut c_void, ps: u32, qp_type: u32) -> Result<OwnedId> {
     library()?;
-    // Programs know every failure as ENOMEM (docs/compatibility.md).
+    // Programs expect ENOMEM for any failure to allocate the id (docs/compatibility.md).
     let id = OwnedId::allocate(channel, context, ps, qp_type).map_err(|_| Errno::ENOMEM)?;
     id.create_in_kernel(ps, qp_type)
 }
 
-/// A synchronous id that the program does not get to know.
+/// Creates a synchronous id that the program does not see.
 pub(super) fn create_internal(ps: u32, qp_type: u32) -> Result<OwnedId> {
     library()?;
     OwnedId::allocate(None, ptr::null_mut(), ps, qp_type)?.create_in_kernel(ps, qp_type)
 }
 
-/// An id for a kernel id that came with a connection request, on the listener's channel. On failure
-/// the kernel's id is destroyed, which tells the peer.
+/// Creates the id for a kernel id that came with a connection request, on the listener's channel.
+/// On failure the kernel id is destroyed, which rejects the request.
 pub(super) fn create_for_request(listener: &Id, handle: u32) -> Result<OwnedId> {
     // SAFETY: the channel of a live id is live, and outlives the ids of its connections.
     let channel = unsafe { EventChannel::from_c(listener.channel()) };
     let id = OwnedId::allocate(channel, listener.context(), listener.ps(), listener.qp_type()).inspect_err(|_| {
-        // There is no remedy for a failure here.
+        // A failure cannot be handled here.
         let _ = ucm::destroy_id(listener.fd(), handle);
     })?;
     id.set_handle(handle);
@@ -142,11 +142,11 @@ pub(super) fn create_for_request(listener: &Id, handle: u32) -> Result<OwnedId> 
     Ok(id)
 }
 
-/// rdma_destroy_id(3). Waits until every event that was reported for the id is acknowledged.
+/// Implements rdma_destroy_id(3). Waits until all events reported for the id are acknowledged.
 ///
-/// When the kernel refuses (for example in a child that did not open the channel), an asynchronous
-/// id stays as it was; a synchronous one is freed all the same, for closing its channel ends it in
-/// the kernel, too.
+/// If the kernel refuses (for example in a child that did not open the channel), an asynchronous id
+/// stays as it was. A synchronous id is freed all the same: closing its channel destroys it in the
+/// kernel, too.
 pub fn destroy_id(id: OwnedId) -> Result<()> {
     probes::cm_close(id.as_c());
     match ucm::destroy_id(id.fd(), id.handle()) {
@@ -159,7 +159,7 @@ pub fn destroy_id(id: OwnedId) -> Result<()> {
         Err(error) => {
             if id.is_sync() {
                 id.drop_event();
-                // SAFETY: its channel is its own, and is closed with it.
+                // SAFETY: the id owns its channel, which is closed with it: no more events come.
                 unsafe { free_id(id) };
             }
             Err(error)
@@ -167,16 +167,16 @@ pub fn destroy_id(id: OwnedId) -> Result<()> {
     }
 }
 
-/// Destroys a kernel id together with its id, for a connection request that cannot be shown. The
-/// kernel rejects the request.
+/// Destroys an id and its kernel id, for a connection request that cannot be shown. The kernel
+/// rejects the request.
 pub(super) fn discard(id: OwnedId) {
-    // There is no remedy for a failure here.
+    // A failure cannot be handled here.
     let _ = ucm::destroy_id(id.fd(), id.handle());
     id.free();
 }
 
-/// Frees an id whose kernel id was destroyed with its channel. The id's memory is kept while the
-/// program holds events that refer to it, such as a listener's connection requests.
+/// Frees an id whose kernel id is destroyed by closing its channel. The id's memory is kept while
+/// the program holds events that refer to it, such as a listener's connection requests.
 ///
 /// # Safety
 /// The kernel reports no more events for the id.

@@ -1,6 +1,5 @@
-//! What the two ends of a connection tell each other when they connect, between the program's
-//! structures and the kernel's: connection parameters, private data, and the vendor options of
-//! enhanced connection establishment (ECE).
+//! Connection parameters, private data, and the vendor options of enhanced connection establishment
+//! (ECE): converts them between the program's and the kernel's structures.
 
 use super::id::Id;
 use super::objects::Qp;
@@ -8,7 +7,7 @@ use crate::errno::{Errno, Result};
 use crate::os::uapi::{rdma_ucm_conn_param, rdma_ucm_ece};
 use crate::verbs::ibv_ece;
 
-/// rdma_set_local_ece(3): for ids without a QP of their own; ids with one use its options.
+/// Implements rdma_set_local_ece(3). Fails with `EINVAL` if the id has a QP: its options are used.
 pub fn set_local_ece(id: &Id, ece: &ibv_ece) -> Result<()> {
     if !id.qp().is_null() || ece.vendor_id == 0 || ece.comp_mask != 0 {
         return Err(Errno::EINVAL);
@@ -17,7 +16,8 @@ pub fn set_local_ece(id: &Id, ece: &ibv_ece) -> Result<()> {
     Ok(())
 }
 
-/// rdma_get_remote_ece(3): the options that came with the peer's message.
+/// Implements rdma_get_remote_ece(3): returns the options that came with the peer's message. Fails
+/// with `EINVAL` if the id has a QP.
 pub fn get_remote_ece(id: &Id) -> Result<ibv_ece> {
     if !id.qp().is_null() {
         return Err(Errno::EINVAL);
@@ -26,13 +26,13 @@ pub fn get_remote_ece(id: &Id) -> Result<ibv_ece> {
     Ok(ibv_ece { vendor_id: remote.vendor_id, options: remote.attr_mod, comp_mask: 0 })
 }
 
-/// For a new QP that is not connected yet: the id takes its options, and the QP takes those that a
-/// peer asked for if the vendor is the same.
+/// Handles a new QP that is not connected yet. The id takes the QP's options. If a peer asked for
+/// options of the same vendor, the QP takes the peer's options.
 pub(super) fn of_new_qp(id: &Id, qp: &Qp) -> Result<()> {
     let local = match qp.query_ece() {
         Ok(local) => local,
         Err(error) if error.get() == libc::EOPNOTSUPP => {
-            // The device has no such options, so those that the program has set are not offered.
+            // The device does not support ECE: do not offer the options that the program has set.
             id.state().local_ece = rdma_ucm_ece::default();
             return Ok(());
         }
@@ -46,9 +46,9 @@ pub(super) fn of_new_qp(id: &Id, qp: &Qp) -> Result<()> {
     agree(id, qp, local.vendor_id, remote)
 }
 
-/// The active side without a QP in the id: the program is shown the options of the reply as options
-/// of the vendor that was offered (docs/compatibility.md).
-/// Returns the number of that vendor.
+/// Keeps the options of the reply, on the active side. If the id has no QP, the program sees them
+/// as options of the vendor that was offered (docs/compatibility.md). Returns the number of the
+/// offered vendor.
 pub(super) fn keep_reply(id: &Id, reply: rdma_ucm_ece) -> u32 {
     let mut state = id.state();
     let vendor_id = state.local_ece.vendor_id;
@@ -56,7 +56,8 @@ pub(super) fn keep_reply(id: &Id, reply: rdma_ucm_ece) -> u32 {
     vendor_id
 }
 
-/// The active side with a QP: the peer's reply determines the options that both use.
+/// Takes the reply on the active side. If the id has a QP, the reply determines the options that
+/// both ends use.
 pub(super) fn take_reply(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
     match (keep_reply(id, reply), id.own_qp()) {
         (0, _) | (_, None) => Ok(()),
@@ -72,7 +73,7 @@ fn agree(id: &Id, qp: &Qp, vendor_id: u32, remote: rdma_ucm_ece) -> Result<()> {
     Ok(())
 }
 
-/// The peer's options for a device of a vendor. Those of another vendor mean nothing to it.
+/// Returns the peer's options for a device of a vendor, or 0 if they are another vendor's.
 fn options_for(vendor_id: u32, remote: rdma_ucm_ece) -> u32 {
     if remote.vendor_id == vendor_id { remote.attr_mod } else { 0 }
 }
@@ -80,7 +81,7 @@ fn options_for(vendor_id: u32, remote: rdma_ucm_ece) -> u32 {
 /// Retry counts of a connection without parameters. 7 receiver-not-ready retries mean no limit.
 const RETRIES: u8 = 7;
 
-/// `struct rdma_conn_param`.
+/// The content of a `struct rdma_conn_param`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnParam<'a> {
     /// At most 255 bytes.
@@ -101,14 +102,14 @@ pub struct ConnParam<'a> {
     pub qp_num: u32,
 }
 
-/// Fails with `EINVAL` if the private data to send is too long: the endpoint's `own`, followed by
-/// the program's.
+/// Fails with `EINVAL` if the private data to send is too long. It consists of `own`, the
+/// endpoint's data, and the program's.
 pub(super) fn check_length(own: &[u8], param: Option<ConnParam<'_>>) -> Result<()> {
     let len = own.len() + param.map_or(0, |param| param.private_data.len());
     if len > usize::from(u8::MAX) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Fills in everything but the RDMA read resources. [`check_length`] has not failed.
+/// Fills in everything but the RDMA read resources. The caller has called [`check_length`].
 pub(super) fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, own: &[u8], param: Option<ConnParam<'_>>) {
     let (first, rest) = kernel.private_data.split_at_mut(own.len());
     first.copy_from_slice(own);

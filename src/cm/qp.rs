@@ -23,12 +23,12 @@ use crate::verbs::{
     ibv_srq_init_attr, ibv_srq_init_attr_ex,
 };
 
-/// Bits 21 to 24 of the attribute mask, which have no meaning in the kernel's answer for InfiniBand
-/// ports.
+/// Bits 21 to 24 of the attribute mask. In the kernel's answer for InfiniBand ports they have no
+/// meaning.
 const STRAY_BITS: c_int = 0xf << 21;
 
-/// rdma_create_qp(3). The capacities that the device granted, and the CQs and SRQ used, are written
-/// back.
+/// Implements rdma_create_qp(3). Writes the capacities that the device granted, and the CQs and the
+/// SRQ that are used, back to `attr`.
 pub fn create_qp(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_qp_init_attr>) -> Result<()> {
     let given = attr.get();
     // SAFETY: all zeros are a value of this structure.
@@ -42,7 +42,7 @@ pub fn create_qp(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_qp_init_at
     extended.sq_sig_all = given.sq_sig_all;
     extended.comp_mask = IBV_QP_INIT_ATTR_PD;
     extended.pd = pd.map_or(id.pd(), Pd::as_c);
-    // SAFETY: the PD is live, and the CQs and the SRQ are those of an `InitAttr`.
+    // SAFETY: the PD is live, and the CQs and the SRQ are from an `InitAttr`.
     create_qp_ex(id, &mut unsafe { InitAttr::new(&mut extended) })?;
     given.send_cq = extended.send_cq;
     given.recv_cq = extended.recv_cq;
@@ -51,7 +51,8 @@ pub fn create_qp(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_qp_init_at
     Ok(())
 }
 
-/// rdma_create_qp_ex(3).
+/// Implements rdma_create_qp_ex(3). Fails with `EINVAL` if the id has a QP, or if the program's
+/// objects do not fit the id.
 pub fn create_qp_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
     if !id.qp().is_null() {
@@ -78,7 +79,7 @@ pub fn create_qp_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>)
     create_with_cqs(id, context, attributes)
 }
 
-/// Whether the program's PD is of the id's device, and its CQs are those of the id, if it has any.
+/// Returns whether the program's PD is of the id's device, and its CQs are the id's, if any.
 fn fits(id: &Id, pd: Option<Pd>, attr: &ibv_qp_init_attr_ex) -> bool {
     let differs =
         |own: *mut verbs::ibv_cq, given: *mut verbs::ibv_cq| !own.is_null() && !given.is_null() && own != given;
@@ -87,7 +88,7 @@ fn fits(id: &Id, pd: Option<Pd>, attr: &ibv_qp_init_attr_ex) -> bool {
         && !differs(id.recv_cq(), attr.recv_cq)
 }
 
-/// As [`create_qp_ex`], with PD and XRC domain in place: adds the CQs and the SRQ.
+/// Like [`create_qp_ex`], with PD and XRC domain in place: adds the CQs and the SRQ.
 fn create_with_cqs(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
     let given = (attr.send_cq, attr.recv_cq, attr.srq);
@@ -103,7 +104,7 @@ fn create_with_cqs(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_
     if attr.srq.is_null() {
         attr.srq = id.srq();
     }
-    // libibverbs would follow the NULL of a missing CQ.
+    // libibverbs would dereference the NULL of a missing CQ.
     let qp = if lacks_cq(attr) { Err(Errno::EINVAL) } else { create_started(id, context, attributes) };
     match qp {
         Ok(qp) => {
@@ -133,8 +134,8 @@ fn create_started(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_q
     }
 }
 
-/// Whether a CQ is missing that a QP of this type needs: XRC senders do not receive, and the
-/// completions of XRC receivers go to the CQs of SRQs.
+/// Returns whether a CQ is missing that a QP of this type needs. XRC senders do not receive, and
+/// the completions of XRC receivers go to the CQs of SRQs.
 fn lacks_cq(attr: &ibv_qp_init_attr_ex) -> bool {
     let receives = attr.qp_type != ibv_qp_type::IBV_QPT_XRC_SEND && attr.qp_type != ibv_qp_type::IBV_QPT_XRC_RECV;
     let sends = attr.qp_type != ibv_qp_type::IBV_QPT_XRC_RECV;
@@ -147,7 +148,7 @@ fn start(id: &Id, qp: &Qp) -> Result<()> {
     if id.is_ud() { start_datagrams(id, qp) } else { to_first_state(id, qp, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS) }
 }
 
-/// INIT; `extra` as in [`own_attributes`].
+/// Moves the QP to INIT. `extra` is for [`own_attributes`].
 fn to_first_state(id: &Id, qp: &Qp, extra: ibv_qp_attr_mask) -> Result<()> {
     if kernel_knows_init()? {
         return to_init(id, qp);
@@ -162,7 +163,8 @@ fn to_init(id: &Id, qp: &Qp) -> Result<()> {
     qp.modify(&mut attr, mask)
 }
 
-/// Kernels of ABI 3 have no attributes for INIT until a connection is under way.
+/// Returns whether the kernel has attributes for INIT. With ABI 3 it has none until a connection is
+/// under way.
 fn kernel_knows_init() -> Result<bool> {
     Ok(library()?.node.abi != 3)
 }
@@ -175,14 +177,14 @@ fn start_datagrams(id: &Id, qp: &Qp) -> Result<()> {
     Ok(())
 }
 
-/// The states of a datagram QP after INIT, with the attributes that the transitions need.
+/// Returns the states of a datagram QP after INIT, with the attributes that the transitions need.
 fn after_init_of_datagrams() -> [(u32, ibv_qp_attr_mask); 2] {
     let state = ibv_qp_attr_mask::IBV_QP_STATE;
     [(ibv_qp_state::IBV_QPS_RTR, state), (ibv_qp_state::IBV_QPS_RTS, state | ibv_qp_attr_mask::IBV_QP_SQ_PSN)]
 }
 
-/// The attributes for INIT where the kernel does not provide them; `extra` is the attribute that
-/// only QPs of this type have.
+/// Returns the attributes for INIT, for kernels that do not provide them. `extra` is the attribute
+/// that only QPs of this type have.
 fn own_attributes(id: &Id, extra: ibv_qp_attr_mask) -> Result<(ibv_qp_attr, c_int)> {
     let pkey_index = id.device_context()?.pkey_index(id.port_num(), id.pkey()).map_err(|_| Errno::EINVAL)?;
     Ok(init_attributes(id.port_num(), pkey_index, extra))
@@ -195,12 +197,12 @@ fn init_attributes(port_num: u8, pkey_index: u16, extra: ibv_qp_attr_mask) -> (i
     (attr, mask.0 as c_int)
 }
 
-/// Ready to receive. `responder_resources` replaces the number that the kernel negotiated unless it
-/// is `None` or [`RDMA_MAX_RESP_RES`].
+/// Moves the QP, if there is one, to RTR. `responder_resources` replaces the number that the kernel
+/// negotiated unless it is `None` or [`RDMA_MAX_RESP_RES`].
 pub(super) fn to_rtr(id: &Id, responder_resources: Option<u8>) -> Result<()> {
     let Some(qp) = id.own_qp() else { return Ok(()) };
-    // The attributes of INIT may have changed since the QP was created: the device is certain only
-    // now.
+    // Repeat INIT: its attributes may have changed since the QP was created, because the device is
+    // certain only now.
     to_init(id, &qp)?;
     let mut attr = state_only(ibv_qp_state::IBV_QPS_RTR);
     let mut mask = init_qp_attr(id, &mut attr)?;
@@ -214,7 +216,8 @@ pub(super) fn to_rtr(id: &Id, responder_resources: Option<u8>) -> Result<()> {
     qp.modify(&mut attr, mask)
 }
 
-/// Ready to send; `initiator_depth` as in [`to_rtr`].
+/// Moves the QP, if there is one, to RTS. `initiator_depth` replaces the negotiated number as in
+/// [`to_rtr`].
 pub(super) fn to_rts(id: &Id, initiator_depth: Option<u8>) -> Result<()> {
     let Some(qp) = id.own_qp() else { return Ok(()) };
     let mut attr = state_only(ibv_qp_state::IBV_QPS_RTS);
@@ -229,12 +232,12 @@ fn definite(number: Option<u8>) -> Option<u8> {
     number.filter(|&number| u32::from(number) != RDMA_MAX_RESP_RES)
 }
 
-/// Stops the QP: everything queued completes with an error.
+/// Moves the QP to ERR: all queued work requests complete with an error.
 pub(super) fn to_error(id: &Id) -> Result<()> {
     to_bare_state(id, ibv_qp_state::IBV_QPS_ERR)
 }
 
-/// Drains the send queue, as iWARP does before it closes.
+/// Moves the QP to SQD, which drains the send queue, as iWARP does before it closes.
 pub(super) fn to_sqd(id: &Id) -> Result<()> {
     to_bare_state(id, ibv_qp_state::IBV_QPS_SQD)
 }
@@ -252,16 +255,16 @@ fn state_only(state: u32) -> ibv_qp_attr {
     attr
 }
 
-/// rdma_init_qp_attr(3): the attributes that the kernel requires of a QP in `attr.qp_state`.
-/// Returns the attribute mask.
+/// Implements rdma_init_qp_attr(3): sets the attributes that the kernel requires of a QP in
+/// `attr.qp_state`. Returns the attribute mask.
 pub fn init_qp_attr(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
     let mut kernel = ib_uverbs_qp_attr::default();
     ucm::init_qp_attr(id.fd(), id.handle(), attr.qp_state, &mut kernel)?;
     Ok(verbs::qp_attr_from_kernel(&kernel, attr))
 }
 
-/// rdma_destroy_qp(3), with the CQs that came with it. The QP leaves its multicast groups before:
-/// the kernel does not destroy a member.
+/// Implements rdma_destroy_qp(3). Destroys the QP and the CQs that came with it. The QP leaves its
+/// multicast groups first, because the kernel does not destroy a member.
 pub fn destroy_qp(id: &Id) {
     let qp_use = id.keep_qp();
     let Some(qp) = id.own_qp() else { return };
@@ -284,12 +287,12 @@ struct CreatedCqs {
 }
 
 impl CreatedCqs {
-    /// Both.
+    /// Both CQs.
     const ALL: CreatedCqs = CreatedCqs { send: true, recv: true };
 }
 
-/// Creates a channel and a CQ of each size that is not 0, where the id has none. Returns which CQs
-/// were created.
+/// Creates a CQ with a channel for each size (`send`, `recv`) that is not 0, where the id has none.
+/// Returns which CQs were created.
 fn create_missing_cqs(id: &Id, send: u32, recv: u32) -> Result<CreatedCqs> {
     let mut created = CreatedCqs::default();
     if recv > 0 && id.recv_cq().is_null() {
@@ -309,7 +312,7 @@ fn create_missing_cqs(id: &Id, send: u32, recv: u32) -> Result<CreatedCqs> {
 
 fn create_cq(id: &Id, entries: u32) -> Result<Pair> {
     let context = id.device_context()?.as_ptr();
-    // SAFETY: the context is open; the channel is new, and destroyed if the CQ fails.
+    // SAFETY: the context is open. The channel is new, and no longer used if creating the CQ fails.
     unsafe {
         let channel = verbs::create_comp_channel(context)?;
         let cq = verbs::create_cq(context, entries, id.as_c().cast(), channel, 0)
@@ -318,8 +321,8 @@ fn create_cq(id: &Id, entries: u32) -> Result<Pair> {
     }
 }
 
-/// Destroys those CQs of the id that are set in `which`, with their channels. A program may have
-/// put one CQ, or one channel, into both fields: it is destroyed once, the channel after both CQs.
+/// Destroys the CQs of the id that `which` selects, with their channels. A program may have put one
+/// CQ, or one channel, into both fields: destroy it once, and a channel after both CQs.
 fn destroy_cqs(id: &Id, which: CreatedCqs) {
     let recv = if which.recv { take_recv(id) } else { Pair::NONE };
     let mut send = if which.send { take_send(id) } else { Pair::NONE };
@@ -351,8 +354,8 @@ fn take_send(id: &Id) -> Pair {
     pair
 }
 
-/// A CQ of an id and its channel, both NULL or live. An object that the program has put to another
-/// use, a CQ for a second QP or a channel for another CQ, is not destroyed.
+/// A CQ of an id and its channel, each NULL or live. An object that the program also uses elsewhere
+/// is not destroyed: a CQ of a second QP, or a channel of another CQ.
 struct Pair {
     cq: *mut ibv_cq,
     channel: *mut ibv_comp_channel,
@@ -361,11 +364,11 @@ struct Pair {
 impl Pair {
     const NONE: Pair = Pair { cq: ptr::null_mut(), channel: ptr::null_mut() };
 
-    /// Destroys the CQ. Returns whether that failed because its device is gone. Other errors show
-    /// that the program has closed the library's descriptors (closefrom(3)): their numbers may
-    /// belong to files of the program.
+    /// Destroys the CQ. Returns whether this failed because the CQ's device is gone. After any
+    /// other error the channel's descriptor is not closed: the program may have closed the
+    /// library's descriptors (closefrom(3)), and the numbers may belong to its files.
     fn destroy_cq(&self) -> bool {
-        // SAFETY: an id's CQ is live until it leaves its field, and `destroy_cqs` has taken it once.
+        // SAFETY: an id's CQ is live until it leaves its field; `destroy_cqs` has taken it once.
         NonNull::new(self.cq).is_some_and(|cq| unsafe { verbs::destroy_cq(cq) }.is_err_and(|error| error == Errno::EIO))
     }
 
@@ -385,7 +388,7 @@ impl Pair {
     }
 }
 
-/// rdma_create_srq(3). What the device granted is written back.
+/// Implements rdma_create_srq(3). Writes the sizes that the device granted back to `attr`.
 pub fn create_srq(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_srq_init_attr>) -> Result<()> {
     let given = attr.get();
     // SAFETY: all zeros are a value of this structure.
@@ -395,17 +398,17 @@ pub fn create_srq(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_srq_init_
     extended.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
     extended.srq_type = IBV_SRQT_BASIC;
     extended.pd = pd.map_or(ptr::null_mut(), Pd::as_c);
-    // SAFETY: the PD is live, and there are no other objects.
+    // SAFETY: the PD is live, and the attributes have no other objects.
     create_srq_ex(id, &mut unsafe { InitAttr::new(&mut extended) })?;
     given.attr = extended.attr;
     Ok(())
 }
 
-/// rdma_create_srq_ex(3).
+/// Implements rdma_create_srq_ex(3). Fails with `EINVAL` if the attributes have no SRQ type.
 pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
-    // An SRQ that the id has already is replaced, and the program has to destroy it
-    // (docs/compatibility.md).
+    // If the id already has an SRQ, the new one replaces it, and the program has to destroy the old
+    // one (docs/compatibility.md).
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
         return Err(Errno::EINVAL);
     }
@@ -426,7 +429,7 @@ pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex
         }
         Err(error) => {
             destroy_cqs(id, created);
-            // The program's structure must not name what is destroyed.
+            // Restore the program's structure: it must not refer to a destroyed CQ.
             let attr = attributes.get();
             (attr.cq, attr.comp_mask) = given;
             Err(error)
@@ -434,7 +437,7 @@ pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex
     }
 }
 
-/// Adds the XRC domain and the CQ that an XRC SRQ needs, unless the program brings them.
+/// Adds the XRC domain and the CQ that an XRC SRQ needs, unless the program provides them.
 fn add_xrc_objects(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<CreatedCqs> {
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
         let bound = id.state().bound.ok_or(Errno::EINVAL)?;
@@ -450,7 +453,8 @@ fn add_xrc_objects(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<CreatedCq
     Ok(created)
 }
 
-/// rdma_destroy_srq(3), with the CQs that came with it unless a QP still uses them.
+/// Implements rdma_destroy_srq(3). Destroys the SRQ and the CQs that came with it, unless the id
+/// has a QP, which still uses them.
 pub fn destroy_srq(id: &Id) {
     let Some(srq) = id.own_srq() else { return };
     srq.destroy();
@@ -460,9 +464,9 @@ pub fn destroy_srq(id: &Id) {
     }
 }
 
-/// The PD of a connection on the device of its id. Keeps the device open.
+/// The PD of a connection, on the device of its id. Keeps the device open.
 ///
-/// It isolates connections from each other. A memory key is valid for every QP of its PD: if
+/// The PD isolates connections from each other. A memory key is valid for every QP of its PD: if
 /// connections shared a PD, the peer of one could access the memory of the others.
 #[derive(Debug)]
 pub struct Domain {
@@ -471,16 +475,15 @@ pub struct Domain {
     own: Option<NonNull<ibv_pd>>,
 }
 
-// SAFETY: any thread may use the libibverbs objects that it points at.
+// SAFETY: any thread may use the libibverbs objects that a `Domain` points at.
 unsafe impl Send for Domain {}
 
 impl Domain {
     /// Allocates a PD for a connection of `id`. If the device has no more PDs, the connection uses
-    /// the PD of the ids, without isolation from others that do. Fails with `ENODEV` before the id
-    /// has a device.
+    /// the PD that the ids on the device share, without isolation from other connections that do
+    /// so. Fails with `ENODEV` before the id has a device.
     pub fn new(id: &Id) -> Result<Domain> {
         let bound = id.state().bound.ok_or(Errno::ENODEV)?;
-        // Keeps the device open.
         let bound = device_registry::share(&bound)?;
         let mut domain = Domain { bound, own: None };
         // SAFETY: `share` keeps the context open.
@@ -492,22 +495,22 @@ impl Domain {
         Ok(domain)
     }
 
-    /// The PD, valid as long as `self`.
+    /// Returns the PD, which is valid as long as `self`.
     pub fn pd(&self) -> NonNull<ibv_pd> {
         self.own.unwrap_or(self.bound.pd)
     }
 
-    /// The device's context, open as long as `self` lives.
+    /// Returns the device's context, which is open as long as `self` lives.
     pub fn context(&self) -> NonNull<ibv_context> {
         self.bound.context
     }
 
-    /// The limits of the device.
+    /// Returns the limits of the device.
     pub fn limits(&self) -> &Limits {
         &self.bound.limits
     }
 
-    /// Whether it is on the device of `id`.
+    /// Returns whether the PD is on the device of `id`.
     pub fn is_of(&self, id: &Id) -> bool {
         id.verbs() == self.bound.context.as_ptr()
     }
@@ -516,16 +519,16 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         if let Some(pd) = self.own {
-            // SAFETY: the owner has destroyed the QPs and memory regions in the PD, and the device
-            // is open until `release`.
+            // SAFETY: the owner of the `Domain` has destroyed the QPs and memory regions in the PD,
+            // and the device is open until `release`.
             unsafe { verbs::dealloc_pd(pd) };
         }
         device_registry::release(self.bound);
     }
 }
 
-/// Whether an error of ibv_alloc_pd(3) means that the device has no more PDs, or that the control
-/// group has reached its limit. Drivers return different errors: rxe and cxgb4 fail with `EINVAL`.
+/// Returns whether an error of ibv_alloc_pd(3) means that the device or the control group allows no
+/// more PDs. Drivers return different errors: rxe and cxgb4 fail with `EINVAL`.
 fn is_exhaustion(error: Errno) -> bool {
     matches!(
         error.get(),

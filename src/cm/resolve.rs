@@ -1,7 +1,7 @@
 //! Binding and resolving: finds the device, the addresses and the path.
 //!
-//! Path records come in the subnet administrator's wire format, which is converted to libibverbs'
-//! structure: from the program, or from ibacm.
+//! Path records come from the kernel, the program or ibacm in the subnet administrator's wire
+//! format. [`unpack`] converts those from the kernel to libibverbs' structure.
 
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of};
@@ -25,21 +25,21 @@ use crate::os::uapi::{
 use crate::ucm;
 use crate::verbs::{IBV_TRANSPORT_IB, path_rec_from_kernel};
 
-/// rdma_bind_addr(3).
+/// Implements rdma_bind_addr(3): binds, then queries the address and the device.
 pub fn bind_addr(id: &Id, addr: &SockAddr) -> Result<()> {
     let bind = if takes_any_family([addr])? { ucm::bind } else { ucm::bind_ip };
     bind(id.fd(), id.handle(), addr)?;
     ask(id, &[query_addr, query_gid])
 }
 
-/// rdma_resolve_addr(3). The time-out is in milliseconds.
+/// Implements rdma_resolve_addr(3). The timeout is in milliseconds.
 pub fn resolve_addr(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: c_int) -> Result<()> {
     let operation = id.operation();
-    // The destination is written first: once the kernel has started, the thread that reads the
-    // id's events owns the id.
+    // Write the destination first: once the kernel has started, the id belongs to the thread that
+    // reads its events.
     let before = id.destination();
     id.write_destination(dst.bytes());
-    // Nothing was started by a call that failed: the id is still the caller's.
+    // A call that failed has started nothing, so the id still belongs to the caller.
     start_resolving(id, src, dst, timeout_ms as u32).inspect_err(|_| id.write_destination(bytes_of(&before)))?;
     operation.complete()
 }
@@ -50,8 +50,8 @@ fn start_resolving(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: 
     resolve(id.fd(), id.handle(), src, dst, timeout_ms)
 }
 
-/// Whether the kernel has the commands for addresses of any family. Without them, fails with
-/// `EINVAL` for AF_IB.
+/// Returns whether the kernel has the commands for addresses of any family. If it lacks them, fails
+/// with `EINVAL` for an AF_IB address.
 fn takes_any_family<'a>(addresses: impl IntoIterator<Item = &'a SockAddr>) -> Result<bool> {
     check_families(library()?.af_ib()?, addresses)
 }
@@ -61,13 +61,13 @@ fn check_families<'a>(af_ib: bool, addresses: impl IntoIterator<Item = &'a SockA
     if is_unknown { Err(Errno::EINVAL) } else { Ok(af_ib) }
 }
 
-/// rdma_resolve_route(3). The time-out is in milliseconds.
+/// Implements rdma_resolve_route(3). The timeout is in milliseconds.
 pub fn resolve_route(id: &Id, timeout_ms: c_int) -> Result<()> {
     resolve_route_within(id, timeout_ms, acm::ANSWER_TIMEOUT)
 }
 
-/// As [`resolve_route`], for threads that must not wait long: ibacm answers from its cache or not
-/// at all.
+/// Like [`resolve_route`], for threads that must not wait long: the time suffices only if ibacm
+/// answers from its cache.
 pub fn resolve_route_soon(id: &Id, timeout_ms: c_int) -> Result<()> {
     resolve_route_within(id, timeout_ms, acm::CACHED_ANSWER_TIMEOUT)
 }
@@ -83,13 +83,13 @@ fn resolve_route_within(id: &Id, timeout_ms: c_int, acm_timeout: Duration) -> Re
     operation.complete()
 }
 
-/// For listening: updates the addresses from the kernel.
+/// Updates the addresses of a listener from the kernel.
 pub(super) fn update_addresses(id: &Id) -> Result<()> {
     ask(id, &[query_addr])
 }
 
-/// After ADDR_RESOLVED. Fails with `ENODEV` if the address has no device, and with `EPERM` if the
-/// device cannot be opened (docs/compatibility.md).
+/// Updates the id after ADDR_RESOLVED. Fails with `ENODEV` if the address has no device, and with
+/// `EPERM` if the device cannot be opened (docs/compatibility.md).
 pub(super) fn after_addr(id: &Id) -> Result<()> {
     has_device(ask(id, &[query_addr, query_gid_if_any]), id)
 }
@@ -99,19 +99,20 @@ fn has_device(asked: Result<()>, id: &Id) -> Result<()> {
     if id.verbs().is_null() { Err(Errno::ENODEV) } else { Ok(()) }
 }
 
-/// After ROUTE_RESOLVED.
+/// Updates the paths after ROUTE_RESOLVED.
 pub(super) fn after_route(id: &Id) -> Result<()> {
     if has_gids(id) { ask(id, &[query_path]) } else { Ok(()) }
 }
 
-/// Connection requests of the listener are shown even if there are no descriptors or memory to open
-/// their device. The caller opens it with [`open_request_device`] before it uses their ids.
+/// Lets connection requests of the listener be shown even if there are no descriptors or memory to
+/// open their device. The caller opens the device with [`open_request_device`] before it uses the
+/// id of a request.
 pub fn defer_devices(listener: &Id) {
     listener.state().defers_devices = true;
 }
 
-/// Opens the device of a connection request of a listener with [`defer_devices`], unless that was
-/// done when the request arrived.
+/// Opens the device of a connection request of a listener with [`defer_devices`], unless the device
+/// was opened when the request arrived.
 pub fn open_request_device(id: &Id) -> Result<()> {
     if id.state().is_incomplete {
         after_request(id)?;
@@ -120,12 +121,12 @@ pub fn open_request_device(id: &Id) -> Result<()> {
     Ok(())
 }
 
-/// For the id of a connection request: queries addresses, GIDs and paths.
+/// Queries addresses, GIDs and paths for the id of a connection request.
 pub(super) fn after_request(id: &Id) -> Result<()> {
     ask(id, &[query_addr, query_gid, query_path])
 }
 
-/// Asks the kernel what it knows after a step: all in one where it lacks the queries.
+/// Sends `queries`, or [`query_route`] to a kernel without AF_IB, which lacks the commands.
 fn ask(id: &Id, queries: &[fn(&Id) -> Result<()>]) -> Result<()> {
     if library()?.af_ib()? { queries.iter().try_for_each(|query| query(id)) } else { query_route(id) }
 }
@@ -154,7 +155,7 @@ fn query_gid_if_any(id: &Id) -> Result<()> {
     if has_gids(id) { query_gid(id) } else { Ok(()) }
 }
 
-/// The GID of an AF_IB address.
+/// Returns the GID of an AF_IB address.
 fn gid_of(address: &__kernel_sockaddr_storage) -> [u8; 16] {
     bytes_of(address)[offset_of!(SockaddrIb, addr)..].first_chunk().copied().unwrap_or_default()
 }
@@ -177,7 +178,7 @@ fn query_route(id: &Id) -> Result<()> {
 }
 
 fn copy_route(id: &Id, answer: &rdma_ucm_query_route_resp) {
-    // The first record has the GIDs and the P_Key even without a path.
+    // The first record has the GIDs and the P_Key even if there is no path.
     let first = &answer.ib_route[0];
     id.set_gids(first.sgid, first.dgid);
     id.set_pkey(first.pkey);
@@ -185,8 +186,9 @@ fn copy_route(id: &Id, answer: &rdma_ucm_query_route_resp) {
     id.write_destination(bytes_of(&answer.dst_addr));
 }
 
-/// Binds the id to the device that the kernel named, unless it named none or the id has one. Ports
-/// are numbered from 1; the node GUID of a virtual function may be 0.
+/// Binds the id to the device that the kernel named, unless the kernel named none or the id has one
+/// already. Port 0 means no device: ports are numbered from 1, whereas the node GUID of a virtual
+/// function may be 0.
 fn use_device(id: &Id, guid: u64, index: u32, port_num: u8) -> Result<()> {
     if port_num == 0 || id.state().bound.is_some() {
         return Ok(());
@@ -199,7 +201,7 @@ fn use_device(id: &Id, guid: u64, index: u32, port_num: u8) -> Result<()> {
     Ok(())
 }
 
-/// The first `size` bytes of an address.
+/// Returns the first `size` bytes of an address.
 fn prefix(storage: &__kernel_sockaddr_storage, size: u16) -> &[u8] {
     &bytes_of(storage)[..usize::from(size).min(size_of::<sockaddr_storage>())]
 }
@@ -235,7 +237,7 @@ pub(super) fn unpack(data: &ibv_path_data) -> ibv_sa_path_rec {
         hop_limit: flow_and_hops as u8,
         traffic_class: packed.tclass,
         reversible: i32::from(packed.reversible_numpath >> 7),
-        // A record is one path. The number in the same byte is the one requested
+        // A record is one path. The number in this byte is the number of requested paths
         // (docs/compatibility.md).
         numb_path: 1,
         pkey: packed.pkey,
@@ -246,7 +248,7 @@ pub(super) fn unpack(data: &ibv_path_data) -> ibv_sa_path_rec {
         rate: packed.rate & VALUE,
         packet_life_time_selector: EXACTLY,
         packet_life_time: packed.packetlifetime & VALUE,
-        // Not a field of the record: the use of the path (docs/compatibility.md).
+        // Not in the wire format: the flags tell the use of the path (docs/compatibility.md).
         preference: data.flags as u8,
     }
 }
@@ -292,10 +294,10 @@ mod tests {
         // SAFETY: all zeros are a value of this structure.
         let mut address: __kernel_sockaddr_storage = unsafe { std::mem::zeroed() };
         let size = size_of_val(&address);
-        // SAFETY: as many bytes, without padding.
+        // SAFETY: `size` is the size of the structure, which has no padding.
         let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut address).cast::<u8>(), size) };
         (0..).zip(bytes).for_each(|(index, byte)| *byte = index);
-        // Family, P_Key and flow label are in front of it.
+        // Family, P_Key and flow label precede the GID.
         assert_eq!(gid_of(&address).to_vec(), (8..24).collect::<Vec<u8>>());
         assert_eq!(prefix(&address, 28), (0..28).collect::<Vec<u8>>());
         assert_eq!(prefix(&address, u16::MAX).len(), size_of::<sockaddr_storage>());

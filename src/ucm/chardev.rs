@@ -11,16 +11,17 @@ use crate::errno::{Errno, Result};
 use crate::os::netlink;
 use crate::os::text::FixedString;
 
-/// The client of the kernel's RDMA core, and its node if the kernel does not report one.
+/// Name of the client of the kernel's RDMA core whose device is opened, and name of the node if the
+/// kernel does not report one.
 const CLIENT: &CStr = c"rdma_cm";
 const NODE: &str = "rdma_cm";
 const SYSFS: [&str; 2] = ["/sys/class/misc/rdma_cm", "/sys/class/infiniband_ucma"];
 /// Supported versions of the command set (`rdma_user_cm.h`), and the version to assume if the
-/// kernel does not report one.
+/// kernel does not report its version.
 const ABI: std::ops::RangeInclusive<u64> = 3..=4;
 const ABI_UNTOLD: u64 = 4;
-/// The kernel may load the module because of the query; udev then needs a moment to create the
-/// node.
+/// How long to wait for the node: the query may make the kernel load the module, and udev then
+/// needs a moment to create the node.
 const NODE_WAIT: Duration = Duration::from_secs(2);
 /// Set when udev has not created the node in time: later calls do not wait.
 static WAITED: AtomicBool = AtomicBool::new(false);
@@ -38,9 +39,9 @@ pub struct RdmaCm {
 }
 
 impl RdmaCm {
-    /// Asks netlink, then sysfs. Fails with EPERM if the version of the command set is not
-    /// supported. Without descriptors it fails instead of assuming what neither could tell it: the
-    /// result is for the life of the process.
+    /// Finds the device through netlink, or else through sysfs. Fails with EPERM if the version of
+    /// the command set is not supported. Fails with EMFILE or ENFILE without descriptors, instead
+    /// of assuming defaults: the result is kept for the life of the process.
     pub fn discover() -> Result<RdmaCm> {
         let found = match netlink::char_device(CLIENT) {
             Ok(device) => {
@@ -64,7 +65,7 @@ impl RdmaCm {
     }
 
     /// Returns whether udev may be about to create the node. Only udev creates /dev/char, which
-    /// containers lack. Without netlink there is no sign that a node will be created.
+    /// containers lack. Without the device number there is no sign that a node will be created.
     fn may_appear(&self) -> bool {
         self.rdev.is_some()
             && !WAITED.load(Ordering::Relaxed)
@@ -86,7 +87,7 @@ impl RdmaCm {
                 None => watch = Some(Watch::new()?),
                 Some(watch) => {
                     let changed = watch.changed_before(deadline)?;
-                    // The folder itself may have been created only now.
+                    // /dev/infiniband may have been created only now.
                     watch.add_folders()?;
                     if !changed {
                         WAITED.store(true, Ordering::Relaxed);
@@ -97,11 +98,11 @@ impl RdmaCm {
         }
     }
 
-    /// As [`open`](Self::open), without waiting for the node: for a device that has been open
+    /// Like [`open`](Self::open), but does not wait for the node: for a device that has been open
     /// before.
     ///
-    /// udev's link decides the error: if the node may not be opened, EACCES where the link exists,
-    /// ENOENT elsewhere (docs/compatibility.md).
+    /// If the node may not be opened, udev's link in /dev/char decides the error: EACCES if the
+    /// link exists, otherwise ENOENT (docs/compatibility.md).
     pub fn try_open(&self) -> Result<OwnedFd> {
         match (open_node(self.path.as_c_str(), self.rdev), self.rdev) {
             (Err(Errno::ENOENT), Some(rdev)) => open_by_number(rdev),
@@ -136,7 +137,7 @@ fn read_sysfs<'a>(file: &str, buffer: &'a mut [u8]) -> Option<&'a str> {
     str::from_utf8(buffer.get(..usize::try_from(got).ok()?)?).ok().map(str::trim)
 }
 
-/// "major:minor" of a sysfs `dev` file.
+/// Parses "major:minor" of a sysfs `dev` file.
 fn parse_dev(text: &str) -> Option<libc::dev_t> {
     let (major, minor) = text.split_once(':')?;
     Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
@@ -152,7 +153,8 @@ fn open(path: &CStr, flags: c_int) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Opens `path` if it is the announced character device; `ENOENT` if it is missing or another file.
+/// Opens `path` if it is the character device `rdev`, or any if `None`. Fails with `ENOENT` if
+/// `path` is missing or another file.
 fn open_node(path: &CStr, rdev: Option<libc::dev_t>) -> Result<OwnedFd> {
     let fd = open(path, libc::O_RDWR)?;
     let mut status = MaybeUninit::<libc::stat>::zeroed();
@@ -184,7 +186,7 @@ fn open_by_number(rdev: libc::dev_t) -> Result<OwnedFd> {
         return Err(Errno::last());
     }
     let mut found = Err(Errno::ENOENT);
-    // SAFETY: an open folder.
+    // SAFETY: `folder` is an open directory stream.
     while let Some(entry) = unsafe { libc::readdir(folder).as_ref() } {
         // SAFETY: the name of an entry is a C string.
         let name = unsafe { CStr::from_ptr(entry.d_name.as_ptr()) };
@@ -196,7 +198,7 @@ fn open_by_number(rdev: libc::dev_t) -> Result<OwnedFd> {
             break;
         }
     }
-    // SAFETY: an open folder, closed once.
+    // SAFETY: `folder` is an open directory stream, closed once.
     unsafe { libc::closedir(folder) };
     found
 }
@@ -211,7 +213,7 @@ fn status(path: &CStr) -> Option<libc::stat> {
     unsafe { (libc::stat(path.as_ptr(), status.as_mut_ptr()) == 0).then(|| status.assume_init()) }
 }
 
-/// Reports new files in /dev/infiniband, and the creation of the folder.
+/// inotify(7) instance: reports new files in /dev/infiniband, and the creation of the folder.
 struct Watch(OwnedFd);
 
 impl Watch {
@@ -227,25 +229,25 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches the folders that exist. May be repeated.
+    /// Watches those of the folders that exist. May be repeated.
     fn add_folders(&self) -> Result<()> {
         let watching = [c"/dev/infiniband", c"/dev"].map(|folder| watch_folder(self.0.as_raw_fd(), folder));
         if watching.contains(&true) { Ok(()) } else { Err(Errno::ENOENT) }
     }
 
-    /// Waits for a change until `deadline`. Returns false if there was none.
+    /// Waits for a change. Returns false after the deadline, and true also after a signal.
     fn changed_before(&self, deadline: Instant) -> Result<bool> {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one pollfd.
+        // SAFETY: `poll` is one pollfd, as the count says.
         let ready = unsafe { libc::poll(&raw mut poll, 1, left.as_millis() as c_int) };
         if ready < 0 && Errno::last().get() != libc::EINTR {
             return Err(Errno::last());
         }
         let mut events = [0u8; 4096];
-        // SAFETY: `events` is writable. The events are discarded.
+        // SAFETY: `events` is writable for its length. The events are discarded.
         unsafe { libc::read(self.0.as_raw_fd(), events.as_mut_ptr().cast(), events.len()) };
-        // After a signal check again, and wait for the rest of the time.
+        // After a signal, the caller checks again and waits for the rest of the time.
         Ok(ready != 0)
     }
 }

@@ -16,11 +16,11 @@ const NO_INDEX: u32 = u32::MAX;
 /// Maximum number of path records in an answer.
 pub const MAX_PATHS: usize = 6;
 
-/// CREATE_ID. Returns the kernel's id; `uid` identifies it in events.
+/// CREATE_ID. Returns the kernel's handle of the new id. `uid` identifies the id in events.
 pub fn create_id(fd: RawFd, uid: u64, ps: u16, qp_type: u8) -> Result<u32> {
     let mut answer = rdma_ucm_create_id_resp::default();
     let body = rdma_ucm_create_id { uid, response: response(&raw mut answer), ps, qp_type, ..Default::default() };
-    // SAFETY: the answer outlives the call.
+    // SAFETY: the body fits the command, and the answer is writable during the call.
     unsafe { issue(fd, RDMA_USER_CM_CMD_CREATE_ID, body, size_of_val(&answer))? };
     Ok(answer.id)
 }
@@ -29,7 +29,7 @@ pub fn create_id(fd: RawFd, uid: u64, ps: u16, qp_type: u8) -> Result<u32> {
 pub fn destroy_id(fd: RawFd, id: u32) -> Result<u32> {
     let mut answer = rdma_ucm_destroy_id_resp::default();
     let body = rdma_ucm_destroy_id { response: response(&raw mut answer), id, ..Default::default() };
-    // SAFETY: the answer outlives the call.
+    // SAFETY: the body fits the command, and the answer is writable during the call.
     unsafe { issue(fd, RDMA_USER_CM_CMD_DESTROY_ID, body, size_of_val(&answer))? };
     Ok(answer.events_reported)
 }
@@ -40,21 +40,21 @@ pub fn bind(fd: RawFd, id: u32, addr: &SockAddr) -> Result<()> {
         (body.id, body.addr_size) = (id, addr.len());
         put(&mut body.addr, addr);
     };
-    // SAFETY: no addresses of memory in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_BIND, 0, fill) }
 }
 
-/// BIND_IP.
+/// BIND_IP, for IP addresses only.
 pub fn bind_ip(fd: RawFd, id: u32, addr: &SockAddr) -> Result<()> {
     let fill = |body: &mut rdma_ucm_bind_ip| {
         body.id = id;
         put(&mut body.addr, addr);
     };
-    // SAFETY: `response` is 0 and so is `out`.
+    // SAFETY: the body fits the command, and both `response` and `out` are 0.
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_BIND_IP, 0, fill) }
 }
 
-/// RESOLVE_ADDR, for any family; time-out in milliseconds.
+/// RESOLVE_ADDR, for any family. The timeout is in milliseconds.
 pub fn resolve_addr(fd: RawFd, id: u32, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: u32) -> Result<()> {
     let fill = |body: &mut rdma_ucm_resolve_addr| {
         (body.id, body.timeout_ms, body.dst_size) = (id, timeout_ms, dst.len());
@@ -64,24 +64,24 @@ pub fn resolve_addr(fd: RawFd, id: u32, src: Option<&SockAddr>, dst: &SockAddr, 
             put(&mut body.src_addr, src);
         }
     };
-    // SAFETY: no addresses of memory in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_RESOLVE_ADDR, 0, fill) }
 }
 
-/// RESOLVE_IP; time-out in milliseconds.
+/// RESOLVE_IP, for IP addresses only. The timeout is in milliseconds.
 pub fn resolve_ip(fd: RawFd, id: u32, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: u32) -> Result<()> {
     let fill = |body: &mut rdma_ucm_resolve_ip| {
         (body.id, body.timeout_ms) = (id, timeout_ms);
         put(&mut body.dst_addr, dst);
         src.into_iter().for_each(|src| put(&mut body.src_addr, src));
     };
-    // SAFETY: no addresses of memory in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_RESOLVE_IP, 0, fill) }
 }
 
-/// RESOLVE_ROUTE; time-out in milliseconds.
+/// RESOLVE_ROUTE. The timeout is in milliseconds.
 pub fn resolve_route(fd: RawFd, id: u32, timeout_ms: u32) -> Result<()> {
-    // SAFETY: no addresses in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue(fd, RDMA_USER_CM_CMD_RESOLVE_ROUTE, rdma_ucm_resolve_route { id, timeout_ms }, 0) }
 }
 
@@ -90,21 +90,21 @@ pub fn resolve_route(fd: RawFd, id: u32, timeout_ms: u32) -> Result<()> {
 pub fn query_route(fd: RawFd, id: u32) -> Result<rdma_ucm_query_route_resp> {
     let mut answer = rdma_ucm_query_route_resp { ibdev_index: NO_INDEX, ..Default::default() };
     let body = rdma_ucm_query { response: response(&raw mut answer), id, ..Default::default() };
-    // SAFETY: the answer outlives the call.
+    // SAFETY: the body fits the command, and the answer is writable during the call.
     unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY_ROUTE, body, size_of_val(&answer))? };
     Ok(answer)
 }
 
-/// QUERY of the IP or AF_IB addresses, the device and its port, into zeros.
+/// QUERY: reads the IP or AF_IB addresses, the device and its port into `answer`, which is zero.
 pub fn query_addr(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
     answer.ibdev_index = NO_INDEX;
-    // SAFETY: the kernel writes such an answer.
+    // SAFETY: the kernel's answer to this option is such a structure.
     unsafe { query(fd, id, RDMA_USER_CM_QUERY_ADDR, answer) }
 }
 
-/// QUERY of the GIDs, as AF_IB addresses, into zeros.
+/// QUERY: reads the GIDs, as AF_IB addresses, into `answer`, which is zero.
 pub fn query_gid(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
-    // SAFETY: the kernel writes such an answer.
+    // SAFETY: the kernel's answer to this option is such a structure.
     unsafe { query(fd, id, RDMA_USER_CM_QUERY_GID, answer) }
 }
 
@@ -112,7 +112,7 @@ pub fn query_gid(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> R
 /// The kernel's answer to `option` is a `T`, which consists of numbers.
 unsafe fn query<T>(fd: RawFd, id: u32, option: u32, answer: &mut T) -> Result<()> {
     let body = rdma_ucm_query { response: response(answer), id, option };
-    // SAFETY: the answer outlives the call.
+    // SAFETY: the body fits the command, and the answer is writable during the call.
     unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, size_of_val(answer)) }
 }
 
@@ -126,44 +126,44 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Returns the records, at most the number that was requested.
+    /// Returns the records, at most [`MAX_PATHS`].
     pub fn records(&self) -> &[ibv_path_data] {
         &self.records[..MAX_PATHS.min(self.count as usize)]
     }
 }
 
-/// QUERY of the path records, into zeros.
+/// QUERY: reads the path records into `answer`, which is zero.
 pub fn query_path(fd: RawFd, id: u32, answer: &mut Paths) -> Result<()> {
     const _: () = assert!(size_of::<ibv_path_data>() == size_of::<ib_path_rec_data>());
     const _: () = assert!(offset_of!(Paths, records) == offset_of!(rdma_ucm_query_path_resp, path_data));
-    // SAFETY: the kernel writes such an answer.
+    // SAFETY: the kernel's answer to this option begins like `Paths`, as asserted above.
     unsafe { query(fd, id, RDMA_USER_CM_QUERY_PATH, answer) }
 }
 
-/// CONNECT; `fill` sets parameters and vendor options.
+/// CONNECT. `fill` sets the parameters and the vendor options.
 pub fn connect(fd: RawFd, id: u32, fill: impl FnOnce(&mut rdma_ucm_connect)) -> Result<()> {
     let fill = |body: &mut rdma_ucm_connect| {
         body.id = id;
         fill(body);
     };
-    // SAFETY: no addresses in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_CONNECT, 0, fill) }
 }
 
-/// LISTEN.
+/// LISTEN for connection requests.
 pub fn listen(fd: RawFd, id: u32, backlog: u32) -> Result<()> {
-    // SAFETY: no addresses in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue(fd, RDMA_USER_CM_CMD_LISTEN, rdma_ucm_listen { id, backlog }, 0) }
 }
 
-/// ACCEPT of a request: `fill` sets parameters, vendor options and `uid`, which identifies the id
-/// in events. Of the peer's reply: leaves zeros.
+/// ACCEPT. For a connection request, `fill` sets parameters, vendor options and `uid`, which
+/// identifies the id in events. For the peer's reply, `fill` leaves the structure zero.
 pub fn accept(fd: RawFd, id: u32, fill: impl FnOnce(&mut rdma_ucm_accept)) -> Result<()> {
     let fill = |body: &mut rdma_ucm_accept| {
         body.id = id;
         fill(body);
     };
-    // SAFETY: no addresses in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_ACCEPT, 0, fill) }
 }
 
@@ -174,30 +174,31 @@ pub fn reject(fd: RawFd, id: u32, reason: u8, private_data: &[u8]) -> Result<()>
         (body.id, body.reason, body.private_data_len) = (id, reason, len);
         body.private_data[..private_data.len()].copy_from_slice(private_data);
     };
-    // SAFETY: no addresses in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_REJECT, 0, fill) }
 }
 
-/// DISCONNECT.
+/// DISCONNECT from the peer.
 pub fn disconnect(fd: RawFd, id: u32) -> Result<()> {
-    // SAFETY: no addresses in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue(fd, RDMA_USER_CM_CMD_DISCONNECT, rdma_ucm_disconnect { id }, 0) }
 }
 
-/// INIT_QP_ATTR: the attributes for the transition of a QP to `qp_state`, into zeros.
+/// INIT_QP_ATTR: reads the attributes for a QP's transition to `qp_state` into `answer`, which is
+/// zero.
 pub fn init_qp_attr(fd: RawFd, id: u32, qp_state: u32, answer: &mut ib_uverbs_qp_attr) -> Result<()> {
     let body = rdma_ucm_init_qp_attr { response: response(answer), id, qp_state };
-    // SAFETY: the answer outlives the call.
+    // SAFETY: the body fits the command, and the answer is writable during the call.
     unsafe { issue(fd, RDMA_USER_CM_CMD_INIT_QP_ATTR, body, size_of_val(answer)) }
 }
 
 /// NOTIFY: reports an asynchronous event of the QP.
 pub fn notify(fd: RawFd, id: u32, event: u32) -> Result<()> {
-    // SAFETY: no addresses in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue(fd, RDMA_USER_CM_CMD_NOTIFY, rdma_ucm_notify { id, event }, 0) }
 }
 
-/// JOIN_MCAST. The kernel's handle of the membership goes to `handle`.
+/// JOIN_MCAST. The kernel writes its handle of the membership to `handle`.
 ///
 /// # Safety
 /// `handle` is writable until the kernel has written it.
@@ -215,11 +216,11 @@ pub unsafe fn join_mcast(
         (body.addr_size, body.join_flags) = (addr.len(), join_flags);
         put(&mut body.addr, addr);
     };
-    // SAFETY: the kernel writes one number: guaranteed by the caller.
+    // SAFETY: the body fits the command, and `handle` is writable: guaranteed by the caller.
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_JOIN_MCAST, size_of::<u32>(), fill) }
 }
 
-/// JOIN_IP_MCAST: joins with full membership, on kernels without JOIN_MCAST.
+/// JOIN_IP_MCAST: joins as a full member, on kernels without JOIN_MCAST.
 ///
 /// # Safety
 /// `handle` is writable until the kernel has written it.
@@ -228,7 +229,7 @@ pub unsafe fn join_ip_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr, handl
         (body.response, body.uid, body.id) = (response(handle), uid, id);
         put(&mut body.addr, addr);
     };
-    // SAFETY: the kernel writes one number: guaranteed by the caller.
+    // SAFETY: the body fits the command, and `handle` is writable: guaranteed by the caller.
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_JOIN_IP_MCAST, size_of::<u32>(), fill) }
 }
 
@@ -236,28 +237,29 @@ pub unsafe fn join_ip_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr, handl
 pub fn leave_mcast(fd: RawFd, handle: u32) -> Result<u32> {
     let mut answer = rdma_ucm_destroy_id_resp::default();
     let body = rdma_ucm_destroy_id { response: response(&raw mut answer), id: handle, ..Default::default() };
-    // SAFETY: the answer outlives the call.
+    // SAFETY: the body fits the command, and the answer is writable during the call.
     unsafe { issue(fd, RDMA_USER_CM_CMD_LEAVE_MCAST, body, size_of_val(&answer))? };
     Ok(answer.events_reported)
 }
 
-/// GET_EVENT: waits for the next event, which the kernel writes into the zeros at `answer`. Fails
-/// with `EAGAIN` if the channel is `O_NONBLOCK`. `cancelled` is called if the thread is cancelled
-/// meanwhile, and told whether the kernel has already handed an event over ([`cancel`]).
+/// GET_EVENT: waits for the next event, which the kernel writes to `answer`, which is zero. Fails
+/// with `EAGAIN` if the channel is `O_NONBLOCK` and has no event. If the thread is cancelled
+/// meanwhile, calls `cancelled`, with true if the kernel has already handed over an event
+/// ([`cancel`]).
 ///
 /// # Safety
-/// `answer` is valid, and nothing else uses it during the call.
+/// `answer` is valid for reads and writes, and nothing else uses it during the call.
 pub unsafe fn get_event(fd: RawFd, answer: *mut rdma_ucm_event_resp, mut cancelled: impl FnMut(bool)) -> Result<()> {
-    /// No number of an event.
+    /// Not the number of any event.
     const NONE: u32 = u32::MAX;
-    // SAFETY: valid: guaranteed by the caller.
+    // SAFETY: `answer` is valid: guaranteed by the caller.
     let number = unsafe { &raw mut (*answer).event };
-    // SAFETY: as above.
+    // SAFETY: `answer` is valid: guaranteed by the caller.
     unsafe { number.write(NONE) };
     let body = rdma_ucm_get_event { response: response(answer) };
-    // SAFETY: as above; the kernel has written the answer or will not.
+    // SAFETY: `answer` is valid. The kernel has written the answer, or will not write it any more.
     let undo = || cancelled(unsafe { number.read_volatile() } != NONE);
-    // SAFETY: the answer outlives the call.
+    // SAFETY: the body fits the command, and the answer is writable during the call.
     cancel::with_cleanup(undo, || unsafe {
         issue_and_wait(fd, RDMA_USER_CM_CMD_GET_EVENT, body, size_of::<rdma_ucm_event_resp>())
     })?;
@@ -265,36 +267,36 @@ pub unsafe fn get_event(fd: RawFd, answer: *mut rdma_ucm_event_resp, mut cancell
     Ok(())
 }
 
-/// SET_OPTION.
+/// SET_OPTION: sets an option of the id.
 ///
 /// # Safety
 /// `value` is readable for `len` bytes, or an address that the kernel rejects.
 pub unsafe fn set_option(fd: RawFd, id: u32, level: u32, name: u32, value: *const c_void, len: u32) -> Result<()> {
     let body = rdma_ucm_set_option { optval: response(value.cast_mut()), id, level, optname: name, optlen: len };
-    // SAFETY: the kernel checks the address.
+    // SAFETY: the body fits the command, and `value` is readable or rejected by the kernel.
     unsafe { issue(fd, RDMA_USER_CM_CMD_SET_OPTION, body, 0) }
 }
 
-/// MIGRATE_ID from channel `from` to channel `fd`. Returns the number of events that were reported
-/// on the old channel.
+/// MIGRATE_ID: moves the id from channel `from` to channel `fd`. Returns the number of events that
+/// were reported on the old channel.
 pub fn migrate_id(fd: RawFd, id: u32, from: RawFd) -> Result<u32> {
     let mut answer = rdma_ucm_migrate_resp::default();
     let body = rdma_ucm_migrate_id { response: response(&raw mut answer), id, fd: from as u32 };
-    // SAFETY: the answer outlives the call.
+    // SAFETY: the body fits the command, and the answer is writable during the call.
     unsafe { issue(fd, RDMA_USER_CM_CMD_MIGRATE_ID, body, size_of_val(&answer))? };
     Ok(answer.events_reported)
 }
 
-/// A place for an address in a command.
+/// The structures for addresses in commands.
 trait AddressPlace {}
 impl AddressPlace for __kernel_sockaddr_storage {}
-/// The IP commands have 28 bytes for both families.
+/// The IP commands have 28 bytes for an address of either family.
 impl AddressPlace for sockaddr_in6 {}
 
 /// Copies as much of the address as fits.
 fn put<T: AddressPlace>(place: &mut T, addr: &SockAddr) {
     const _: () = assert!(size_of::<__kernel_sockaddr_storage>() == size_of::<libc::sockaddr_storage>());
     let (bytes, space) = (addr.bytes(), size_of::<T>());
-    // SAFETY: any bytes are a value of the place.
+    // SAFETY: the length fits both sides, and any bytes are a value of an address structure.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), ptr::from_mut(place).cast(), bytes.len().min(space)) };
 }

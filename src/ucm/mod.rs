@@ -29,19 +29,19 @@ struct Message<T> {
 ///
 /// # Safety
 /// `body` is the kernel's structure for `cmd`. The memory at the addresses in it is valid for the
-/// sizes in it, and for `out` bytes at `response`.
+/// sizes in it, and the memory at `response` is writable for `out` bytes.
 unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: `body` and `out` fit `cmd`: guaranteed by the caller.
     unsafe { issue_filled(fd, cmd, out, |place: &mut T| *place = body) }
 }
 
-/// As [`issue`], for a long structure, which is zero: `fill` sets it where it is.
+/// Like [`issue`], but avoids a copy of a long structure: `fill` sets it, initially zero, in place.
 ///
 /// # Safety
-/// As for [`issue`]; `T` consists of numbers.
+/// The structure that `fill` sets is as [`issue`] requires it, and `T` consists of numbers.
 unsafe fn issue_filled<T>(fd: RawFd, cmd: u32, out: usize, fill: impl FnOnce(&mut T)) -> Result<()> {
     let mut message = MaybeUninit::<Message<T>>::zeroed();
-    // SAFETY: zeros are a value of the kernel's structures.
+    // SAFETY: zeros are a value of `T`, which consists of numbers: guaranteed by the caller.
     let message = unsafe { message.assume_init_mut() };
     message.header = header::<T>(cmd, out);
     fill(&mut message.body);
@@ -54,14 +54,14 @@ unsafe fn issue_filled<T>(fd: RawFd, cmd: u32, out: usize, fill: impl FnOnce(&mu
     check::<T>(written as isize)
 }
 
-/// As [`issue`], for a command that waits: the thread may be cancelled while it does.
+/// Like [`issue`], for a command that waits. The thread may be cancelled during the wait.
 ///
 /// # Safety
-/// As for [`issue`].
+/// `body` and `out` are as [`issue`] requires them.
 unsafe fn issue_and_wait<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
     let message = Message { header: header::<T>(cmd, out), body };
     before_command();
-    // SAFETY: as in `issue_filled`.
+    // SAFETY: the message is readable for its length, and the addresses in it are valid.
     let write = || unsafe { libc::write(fd, (&raw const message).cast(), size_of::<Message<T>>()) };
     check::<T>(cancel::sleep(write))
 }
@@ -70,7 +70,7 @@ fn header<T>(cmd: u32, out: usize) -> rdma_ucm_cmd_hdr {
     rdma_ucm_cmd_hdr { cmd, in_: size_of::<T>() as u16, out: out as u16 }
 }
 
-/// The result of a write(2) of a message.
+/// Converts the result of the write(2) of a message.
 fn check<T>(written: isize) -> Result<()> {
     match usize::try_from(written) {
         Ok(written) if written == size_of::<Message<T>>() => Ok(()),
@@ -98,7 +98,7 @@ fn before_command() {
     }
 }
 
-/// Called after an event was read.
+/// Called after an event was read (see [`before_command`]).
 #[inline]
 fn after_event() {
     #[cfg(thread_sanitizer)]

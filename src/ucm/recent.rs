@@ -1,7 +1,7 @@
-//! Commands of kernels newer than the headers this library must build with: `rdma_user_cm.h` of
-//! Linux 7.x.
+//! Commands of Linux 7.x (`rdma_user_cm.h`), which are newer than the kernel headers with which
+//! this library must build.
 //!
-//! They fail with `EINVAL` on older kernels.
+//! Older kernels reject them with `EINVAL`.
 
 use std::mem::size_of;
 use std::os::fd::RawFd;
@@ -16,7 +16,7 @@ const QUERY_IB_SERVICE: u32 = 3;
 /// Size of a service name with its NUL.
 pub const SERVICE_NAME: usize = 64;
 
-/// Which service records of the subnet administrator to look for.
+/// Selects the service records of the subnet administrator to look for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// Service id, host byte order.
@@ -42,7 +42,7 @@ pub fn resolve_ib_service(fd: RawFd, id: u32, service: &Service) -> Result<()> {
         Service::Name(name) => (0, name, 2),
     };
     let body = ResolveIbService { id, reserved: 0, service_id, service_name, flags, reserved2: 0 };
-    // SAFETY: no addresses in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue(fd, RESOLVE_IB_SERVICE, body, 0) }
 }
 
@@ -69,19 +69,19 @@ pub struct ServiceRecord {
 }
 
 const RECORDS_HEADER: usize = 8;
-/// Records that the first question has room for. Without room for any, the kernel reports success
-/// but writes nothing, not even the count.
+/// Number of records for which the first query has space. Without space for any record, the kernel
+/// reports success but writes nothing, not even the count.
 const FIRST_ROOM: usize = 4;
-/// Records that fit into the largest answer: its length has 16 bits.
+/// Number of records that fit into the largest answer, whose length has 16 bits.
 const LARGEST_ROOM: usize = (u16::MAX as usize - RECORDS_HEADER) / size_of::<ServiceRecord>();
 const _: () = assert!(size_of::<ServiceRecord>() == 176);
 
-/// QUERY of the service records that were found. Repeated with more space while the kernel has more
-/// records.
+/// QUERY: returns the service records that were found. Repeats the query with more space while the
+/// kernel has more records. Fails with `EOVERFLOW` if they do not fit into the largest answer.
 pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
     let mut room = FIRST_ROOM;
     loop {
-        // Words of 64 bits: the header and the records have no other alignment.
+        // Words of 64 bits, because the header and the records need this alignment.
         let words = (RECORDS_HEADER + room * size_of::<ServiceRecord>()) / size_of::<u64>();
         let mut buffer: Vec<u64> = Vec::new();
         buffer.try_reserve_exact(words).map_err(|_| Errno::ENOMEM)?;
@@ -106,7 +106,7 @@ pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
 #[repr(C)]
 union EventParam {
     arg: u64,
-    // Largest of the kernel's union.
+    // The largest member of the kernel's union.
     ud: rdma_ucm_ud_param,
 }
 
@@ -119,11 +119,11 @@ struct WriteCmEvent {
     param: EventParam,
 }
 
-/// WRITE_CM_EVENT: queues an event with a number of the program on the id's channel.
+/// WRITE_CM_EVENT: queues an event with the program's value `arg` on the id's channel.
 pub fn write_cm_event(fd: RawFd, id: u32, event: u32, status: u32, arg: u64) -> Result<()> {
     let mut param = EventParam { ud: rdma_ucm_ud_param::default() };
     param.arg = arg;
     let body = WriteCmEvent { id, reserved: 0, event, status, param };
-    // SAFETY: no addresses in it.
+    // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue(fd, WRITE_CM_EVENT, body, 0) }
 }

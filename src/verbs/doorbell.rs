@@ -1,11 +1,11 @@
 //! The doorbell of software devices: write(2), which is a cancellation point and fails in a process
 //! that has changed its credentials.
 //!
-//! rxe and siw are notified of new work requests by write(2) to the device's file. It fails with
-//! EACCES if the credentials of the process have changed since it opened the file, that is, after
-//! setuid(2), setgid(2) or setgroups(2), which daemons such as rsync call when they know their
-//! client. The work requests are already in the queue, so the same command is issued by ioctl(2),
-//! which does not check credentials.
+//! rxe and siw are notified of new work requests by write(2) to the device's file. The call fails
+//! with EACCES if the credentials of the process have changed since it opened the file, that is,
+//! after setuid(2), setgid(2) or setgroups(2), which daemons such as rsync call when they know
+//! their client. The work requests are already in the queue, so the same command is issued by
+//! ioctl(2), which does not check credentials.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -49,7 +49,7 @@ struct Call {
     list: [Attribute; 3],
 }
 
-/// `RDMA_VERBS_IOCTL`: read and write, a structure of 24 bytes, 0x1b, 1.
+/// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, …)` with a structure of 24 bytes.
 const RDMA_VERBS_IOCTL: libc::Ioctl = 0xC018_1B01_u32 as libc::Ioctl;
 const UVERBS_OBJECT_DEVICE: u16 = 0;
 const UVERBS_METHOD_INVOKE_WRITE: u16 = 0;
@@ -81,19 +81,19 @@ const SILENT: [&str; 13] = [
     "vmw_pvrdma",
 ];
 
-/// The post function of such a provider: that of the device that was opened last. Most processes
-/// use one provider.
+/// The `post_send` function of a provider in [`SILENT`]: that of the device that was opened last.
+/// Most processes use one provider.
 static SILENT_POST: AtomicUsize = AtomicUsize::new(0);
 
-/// Determines which provider the post function of a device belongs to.
+/// Remembers the `post_send` function of a device if its provider is in `SILENT`.
 ///
 /// # Safety
-/// An open context.
+/// `context` is open.
 pub unsafe fn opened(context: NonNull<ibv_context>) {
-    // SAFETY: an open context: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     let Some(post) = (unsafe { (*context.as_ptr()).ops.post_send }) else { return };
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: `info` is writable, and all zeros are a valid value; a name that is not NULL is a C
+    // SAFETY: `found` is writable, and all zeros are a valid value. A name that is not NULL is a C
     // string.
     let file = unsafe {
         libc::dladdr(post as *const c_void, found.as_mut_ptr());
@@ -105,7 +105,7 @@ pub unsafe fn opened(context: NonNull<ibv_context>) {
     }
 }
 
-/// Identifies a provider by its file: libmlx5.so.1, libsiw-rdmav34.so.
+/// Returns whether the provider with this file is in [`SILENT`]: libmlx5.so.1, libsiw-rdmav34.so.
 fn is_silent(path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     let name = name.strip_prefix(b"lib").unwrap_or(name);
@@ -115,13 +115,13 @@ fn is_silent(path: &[u8]) -> bool {
     })
 }
 
-/// Runs `call`, which posts through the function at `post`, without being cancelled.
+/// Runs `call`, which posts through the function at `post`. The thread is not cancelled meanwhile.
 #[inline]
 pub fn post<T>(post: usize, call: impl FnOnce() -> T) -> T {
     if is_silent_post(post) { call() } else { cancel::disabled(call) }
 }
 
-/// As [`post`], where the call is not within [`cancel::in_call`].
+/// Like [`post`], for a call that is not within [`cancel::in_call`].
 #[expect(clippy::inline_always, reason = "see rsocket::calls")]
 #[inline(always)]
 pub fn post_outside<T>(post: usize, call: impl FnOnce() -> T) -> T {
@@ -136,35 +136,38 @@ fn is_silent_post(post: usize) -> bool {
 /// Converts the result of posting to `qp`. If only the doorbell failed, rings it by ioctl(2).
 ///
 /// # Safety
-/// A live QP.
+/// `qp` is live.
 #[inline]
 pub unsafe fn posted(qp: NonNull<ibv_qp>, result: c_int) -> Result<()> {
     match result {
         0 => Ok(()),
-        // SAFETY: a live QP: guaranteed by the caller.
+        // SAFETY: `qp` is live: guaranteed by the caller.
         failed if is_refused(failed) => unsafe { ring(qp) },
         failed => Err(Errno::new(failed)),
     }
 }
 
-/// rxe's provider returns the error of write(2); siw's returns -1 and leaves the error in errno.
+/// Returns whether the doorbell failed with EACCES. rxe's provider returns the error of write(2).
+/// siw's provider returns -1 and leaves the error in errno.
 #[cold]
 fn is_refused(result: c_int) -> bool {
     result == libc::EACCES || (result == -1 && Errno::last() == Errno::EACCES)
 }
 
+/// Rings the doorbell of `qp` by ioctl(2).
+///
 /// # Safety
-/// A live QP.
+/// `qp` is live.
 #[cold]
 unsafe fn ring(qp: NonNull<ibv_qp>) -> Result<()> {
-    // SAFETY: a live QP: guaranteed by the caller.
+    // SAFETY: `qp` is live: guaranteed by the caller.
     let (file, handle) = unsafe { ((*(*qp.as_ptr()).context).cmd_fd, (*qp.as_ptr()).handle) };
     let command = PostSend { response: 0, qp_handle: handle, wr_count: 0, sge_count: 0, wqe_size: WORK };
     let mut first_bad = 0_u32;
     let list = [
         (UVERBS_ATTR_CORE_IN, size_of::<PostSend>(), (&raw const command) as u64),
         (UVERBS_ATTR_CORE_OUT, size_of::<u32>(), (&raw mut first_bad) as u64),
-        // The value is stored in the attribute itself.
+        // The attribute has the value itself instead of an address.
         (UVERBS_ATTR_WRITE_CMD, size_of::<u64>(), POST_SEND),
     ];
     let list = list.map(|(id, len, data)| Attribute { id, len: len as u16, flags: MANDATORY, reserved: 0, data });

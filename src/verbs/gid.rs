@@ -1,10 +1,10 @@
 //! Finds the GID table entry that datagrams are sent with: the one that the connection manager
 //! uses, whose index it does not report.
 //!
-//! With RoCE an address is in the table once for each version and, where a VLAN has the
-//! link-local address of the interface below it, once for each interface. The CM uses the entry
-//! of the interface that the address was resolved on, of the version that the administrator has set
-//! (default_roce_mode in configfs), which is v2 unless the device has none.
+//! With RoCE an address is in the table once for each RoCE version. If a VLAN has the link-local
+//! address of the interface below it, the address is there once for each interface, too. The CM
+//! uses the entry of the interface on which the address was resolved, with the version that the
+//! administrator has set (default_roce_mode in configfs): v2 unless the device lacks it.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
@@ -19,19 +19,19 @@ use crate::os::sockaddr::inet;
 use crate::os::text::FixedString;
 use crate::verbs::{self, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry};
 
-/// An entry that has the GID.
+/// An entry of the table that has the requested GID.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     index: u8,
     kind: u32,
-    /// 0 if it has none, or if the kernel does not report it.
+    /// Network interface; 0 if the entry has none, or if the kernel does not report it.
     interface: u32,
 }
 
 /// Returns the index of `gid` in the port's table of `entries` entries, for datagrams from `local`.
 ///
 /// # Safety
-/// An open context.
+/// `context` is open.
 pub unsafe fn index(
     context: NonNull<ibv_context>,
     port: u8,
@@ -44,19 +44,19 @@ pub unsafe fn index(
     let found = indices.filter_map(|index| {
         // SAFETY: the context is open: guaranteed by the caller.
         let entry = unsafe { entry_at(context, port, index) }?;
-        // SAFETY: a union of numbers, all of the same 16 bytes.
+        // SAFETY: all members of the union are numbers, and share the 16 bytes.
         let is_it = unsafe { entry.gid.raw } == gid;
         is_it.then_some(Entry { index, kind: entry.gid_type, interface: entry.ndev_ifindex })
     });
-    // SAFETY: as above.
+    // SAFETY: the context is open: guaranteed by the caller.
     let usual = unsafe { kind_of(context, port) };
     choose(found, |interface| has(interface, local), usual).ok_or(Errno::EADDRNOTAVAIL)
 }
 
-/// Returns an entry of the port's table; `None` if it is empty.
+/// Returns an entry of the port's table, or `None` if the entry is empty.
 ///
 /// # Safety
-/// An open context.
+/// `context` is open.
 unsafe fn entry_at(context: NonNull<ibv_context>, port: u8, index: u8) -> Option<ibv_gid_entry> {
     // SAFETY: all zeros are a valid entry.
     let mut entry: ibv_gid_entry = unsafe { zeroed() };
@@ -72,15 +72,16 @@ unsafe fn entry_at(context: NonNull<ibv_context>, port: u8, index: u8) -> Option
 /// Returns the RoCE version that the connection manager uses on a port of a device.
 ///
 /// # Safety
-/// An open context.
+/// `context` is open.
 unsafe fn kind_of(context: NonNull<ibv_context>, port: u8) -> u32 {
     // SAFETY: the context is open, so its device exists; libibverbs terminates the device's name.
     let device = unsafe { CStr::from_ptr((*(*context.as_ptr()).device).name.as_ptr()) };
     usual_kind("/sys/kernel/config/rdma_cm", device, port)
 }
 
-/// Returns the index of the first entry with our interface and the preferred type, or of the best
-/// match. `entries` is in the order of the indices, and is read up to the first entry that matches.
+/// Returns the index of the first entry of one of our interfaces (`is_ours`) with the RoCE version
+/// `usual`, otherwise of the best match. `entries` is in the order of the indices, and is read up
+/// to the first entry that matches.
 fn choose(entries: impl IntoIterator<Item = Entry>, is_ours: impl Fn(u32) -> bool, usual: u32) -> Option<u8> {
     let mut best = None;
     for entry in entries {
@@ -94,8 +95,7 @@ fn choose(entries: impl IntoIterator<Item = Entry>, is_ours: impl Fn(u32) -> boo
     best.map(|(.., index)| index)
 }
 
-/// Returns whether the interface has the address. A link-local address has the interface as its
-/// scope.
+/// Returns whether the interface has the address. Link-local addresses name it as their scope.
 fn has(interface: u32, address: &SocketAddr) -> bool {
     match address {
         SocketAddr::V6(v6) if v6.scope_id() != 0 => interface == v6.scope_id(),

@@ -1,7 +1,8 @@
 //! The functions of libibverbs that the connection manager calls, with errno values as errors.
 //!
-//! Most bindings are those of `ibverbs-sys`. This module has the functions that libibverbs defines
-//! inline in its header, or exports without declaring them.
+//! Most bindings are those of `ibverbs-sys`. This module adds the functions that libibverbs defines
+//! inline in its header, or exports without declaring them. An unsafe function without a
+//! description is a thin wrapper of the libibverbs function or field of the same name.
 
 pub mod doorbell;
 pub mod gid;
@@ -28,10 +29,10 @@ unsafe extern "C" {
     fn ibv_copy_path_rec_from_kern(dst: *mut ibv_sa_path_rec, src: *const ib_user_path_rec);
 }
 
-/// An operation of the extended context; `EOPNOTSUPP` if the library that created the context, or
-/// the device, does not have it.
+/// Evaluates to an operation of the extended context. Fails with `EOPNOTSUPP` if the library that
+/// created the context, or the device, does not have the operation.
 ///
-/// Safety: an open context.
+/// Safety: `$context` is open.
 macro_rules! operation {
     ($context:expr, $name:ident) => {
         extension($context, offset_of!(verbs_context, $name))
@@ -49,8 +50,8 @@ fn check(call: impl FnOnce() -> c_int) -> Result<()> {
 }
 
 /// Makes a call that returns a pointer, or NULL with errno set. Soft-iWARP sometimes does not set
-/// it (docs/compatibility.md), and the call fails with `ENOMEM` then, not with what an earlier call
-/// has left.
+/// errno (docs/compatibility.md): the call then fails with `ENOMEM`, not with the errno of an
+/// earlier call.
 fn pointer<T>(call: impl FnOnce() -> *mut T) -> Result<NonNull<T>> {
     let before = errno::errno();
     errno::set_errno(errno::Errno(0));
@@ -72,8 +73,8 @@ unsafe impl Send for DeviceList {}
 
 impl DeviceList {
     /// Calls ibv_get_device_list(3). Fails with `ENOMEM`, and for the first list with `EMFILE` or
-    /// `ENFILE`. Fails with `ENODEV` for every other error: without RDMA support in the kernel
-    /// libibverbs fails with `ENOSYS`, which programs do not expect here.
+    /// `ENFILE`. Any other error becomes `ENODEV`: without RDMA support in the kernel libibverbs
+    /// fails with `ENOSYS`, which programs do not expect here.
     pub fn new() -> Result<DeviceList> {
         static INITIALIZED: AtomicBool = AtomicBool::new(false);
         if !INITIALIZED.load(Ordering::Relaxed) {
@@ -89,60 +90,62 @@ impl DeviceList {
 
     /// Returns the devices. Each is valid while the list lives or a context of it is open.
     pub fn devices(&self) -> &[*mut ibv_device] {
-        // SAFETY: libibverbs returned `len` pointers.
+        // SAFETY: libibverbs returned `len` pointers, which are valid as long as the list.
         unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.len) }
     }
 }
 
 /// Fails with `EMFILE` or `ENFILE` if libibverbs may lack descriptors for its initialization, which
-/// is a part of the first list. It tries that once in a process: after a failure, and with the
-/// drivers that it could not load, it finds no device as long as the process lives.
+/// is a part of making the first list. libibverbs initializes itself once in a process: if that
+/// fails, or a driver cannot be loaded, it never finds the devices in this process.
 fn need_descriptors() -> Result<()> {
-    // It has a folder, and a file in it or a library, open at a time: two suffice for 44.0 and
-    // 65.0.
+    // libibverbs has at most a folder, and a file in it or a library, open at a time: two
+    // descriptors suffice for rdma-core 44.0 and 65.0.
     let _spare = [EventFd::new()?, EventFd::new()?];
     Ok(())
 }
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: from ibv_get_device_list, freed once.
+        // SAFETY: the list is from ibv_get_device_list, and is freed once.
         unsafe { ibv_free_device_list(self.list.as_ptr()) };
     }
 }
 
+/// Returns the node GUID, in network byte order.
+///
 /// # Safety
-/// A live device.
+/// `device` is live.
 pub unsafe fn guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: a live device: guaranteed by the caller.
+    // SAFETY: `device` is live: guaranteed by the caller.
     unsafe { ibv_get_device_guid(device) }
 }
 
 /// Returns the kernel's index of the device; `None` if libibverbs does not know it.
 ///
 /// # Safety
-/// A live device.
+/// `device` is live.
 pub unsafe fn index(device: *mut ibv_device) -> Option<u32> {
-    // SAFETY: a live device: guaranteed by the caller.
+    // SAFETY: `device` is live: guaranteed by the caller.
     u32::try_from(unsafe { ibv_get_device_index(device) }).ok()
 }
 
-/// The name of a device, with zeros behind it.
+/// The name of a device, padded with zeros.
 pub type DeviceName = [c_char; 64];
 
 /// # Safety
-/// A live device.
+/// `device` is live.
 pub unsafe fn name(device: *mut ibv_device) -> DeviceName {
-    // SAFETY: a live device: guaranteed by the caller.
+    // SAFETY: `device` is live: guaranteed by the caller.
     unsafe { (*device).name }
 }
 
 /// Returns whether sysfs has a device of this name. Needs no descriptor.
 ///
 /// # Safety
-/// A live device.
+/// `device` is live.
 pub unsafe fn is_in_sysfs(device: *mut ibv_device) -> bool {
-    // SAFETY: a live device: guaranteed by the caller; libibverbs ends the path with a zero.
+    // SAFETY: `device` is live: guaranteed by the caller. libibverbs ends the path with a zero.
     let found = unsafe { libc::access((&raw const (*device).ibdev_path).cast(), libc::F_OK) };
     found == 0 || Errno::last() != Errno::ENOENT
 }
@@ -150,18 +153,20 @@ pub unsafe fn is_in_sysfs(device: *mut ibv_device) -> bool {
 /// Returns the device of a context, which lives as long as the context is open.
 ///
 /// # Safety
-/// An open context.
+/// `context` is open.
 pub unsafe fn device_of(context: NonNull<ibv_context>) -> *mut ibv_device {
-    // SAFETY: an open context: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     unsafe { (*context.as_ptr()).device }
 }
 
+/// Opens a device. The descriptors of the context become those of the library ([`library_fds`]).
+///
 /// # Safety
-/// A live device.
+/// `device` is live.
 pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
-    // SAFETY: a live device: guaranteed by the caller.
+    // SAFETY: `device` is live: guaranteed by the caller.
     let context = pointer(|| unsafe { ibv_open_device(device) })?;
-    // SAFETY: live; libibverbs uses the descriptors in these fields.
+    // SAFETY: the context is open, and libibverbs uses the descriptors in these fields.
     unsafe {
         library_fds::relocate_fd_in(&raw mut (*context.as_ptr()).cmd_fd);
         library_fds::relocate_fd_in(&raw mut (*context.as_ptr()).async_fd);
@@ -171,17 +176,16 @@ pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
 }
 
 /// # Safety
-/// An open context.
+/// `context` is open.
 unsafe fn descriptors(context: NonNull<ibv_context>) -> [c_int; 2] {
-    // SAFETY: an open context: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     unsafe { [(*context.as_ptr()).cmd_fd, (*context.as_ptr()).async_fd] }
 }
 
 /// # Safety
-/// A context that is not used any more.
+/// `context` is open, and is not used any more.
 pub unsafe fn close(context: NonNull<ibv_context>) {
-    // SAFETY: a context that is not used any more: guaranteed by the caller. An error cannot be
-    // handled.
+    // SAFETY: `context` is not used any more: guaranteed by the caller. An error cannot be handled.
     unsafe {
         descriptors(context).into_iter().for_each(library_fds::unmark);
         ibv_close_device(context.as_ptr())
@@ -189,32 +193,32 @@ pub unsafe fn close(context: NonNull<ibv_context>) {
 }
 
 /// # Safety
-/// An open context.
+/// `context` is open.
 pub unsafe fn query_device(context: NonNull<ibv_context>) -> Result<ibv_device_attr> {
     // SAFETY: plain C data; all zeros are a valid value.
     let mut attr: ibv_device_attr = unsafe { zeroed() };
-    // SAFETY: an open context: guaranteed by the caller; `attr` is writable.
+    // SAFETY: `context` is open: guaranteed by the caller. `attr` is writable.
     check(|| unsafe { ibv_query_device(context.as_ptr(), &raw mut attr) })?;
     Ok(attr)
 }
 
 /// # Safety
-/// An open context.
+/// `context` is open.
 pub unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Result<ibv_port_attr> {
     // SAFETY: plain C data; all zeros are a valid value.
     let mut attr: ibv_port_attr = unsafe { zeroed() };
-    // SAFETY: the exported function fills the part of the structure that its first version had.
+    // SAFETY: the exported function fills only the part of `attr` that its first version had.
     check(|| unsafe { ibv_query_port(context.as_ptr(), port, (&raw mut attr).cast()) })?;
     Ok(attr)
 }
 
 /// # Safety
-/// An open context.
+/// `context` is open.
 pub unsafe fn query_gid(context: NonNull<ibv_context>, port: u8, index: c_int) -> Result<ibv_gid> {
     // SAFETY: plain C data; all zeros are a valid value.
     let mut gid: ibv_gid = unsafe { zeroed() };
-    // SAFETY: an open context: guaranteed by the caller. Unlike similar functions it returns -1
-    // with errno set.
+    // SAFETY: `context` is open: guaranteed by the caller. Unlike similar functions, ibv_query_gid
+    // returns -1 with errno set.
     match unsafe { ibv_query_gid(context.as_ptr(), port, index, &raw mut gid) } {
         0 => Ok(gid),
         _ => Err(Errno::last()),
@@ -224,34 +228,34 @@ pub unsafe fn query_gid(context: NonNull<ibv_context>, port: u8, index: c_int) -
 /// Returns the index of a P_Key (network byte order) in the port's table.
 ///
 /// # Safety
-/// An open context.
+/// `context` is open.
 pub unsafe fn pkey_index(context: NonNull<ibv_context>, port: u8, pkey: u16) -> Result<u16> {
-    // SAFETY: an open context: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     let index = unsafe { ibv_get_pkey_index(context.as_ptr(), port, pkey) };
     u16::try_from(index).map_err(|_| Errno::last())
 }
 
 /// # Safety
-/// An open context.
+/// `context` is open.
 pub unsafe fn alloc_pd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_pd>> {
-    // SAFETY: an open context: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     pointer(|| unsafe { ibv_alloc_pd(context.as_ptr()) })
 }
 
 /// # Safety
-/// A PD without objects.
+/// `pd` is live, and has no objects of this library.
 pub unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) {
-    // SAFETY: a PD without objects of ours: guaranteed by the caller. Objects of the program keep
-    // it in the kernel until the context is closed.
+    // SAFETY: `pd` has no objects of ours: guaranteed by the caller. Objects of the program keep
+    // the PD in the kernel until the context is closed.
     disabled(|| unsafe { ibv_dealloc_pd(pd.as_ptr()) });
 }
 
 /// # Safety
-/// An open context.
+/// `context` is open.
 pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNull<ibv_comp_channel>> {
-    // SAFETY: an open context: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     let channel = pointer(|| unsafe { ibv_create_comp_channel(context.as_ptr()) })?;
-    // SAFETY: a live channel; libibverbs uses the descriptor in this field.
+    // SAFETY: the channel is live, and libibverbs uses the descriptor in this field.
     unsafe { library_fds::relocate_fd_in(&raw mut (*channel.as_ptr()).fd) };
     Ok(channel)
 }
@@ -259,12 +263,12 @@ pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNu
 /// Destroys a completion channel. Fails with `EBUSY` while it has CQs.
 ///
 /// # Safety
-/// A live channel.
+/// `channel` is live.
 pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) -> Result<()> {
-    // SAFETY: a live channel: guaranteed by the caller.
+    // SAFETY: `channel` is live: guaranteed by the caller.
     let fd = unsafe { (*channel.as_ptr()).fd };
     library_fds::unmark(fd);
-    // SAFETY: a live channel: guaranteed by the caller.
+    // SAFETY: `channel` is live: guaranteed by the caller.
     check(|| unsafe { ibv_destroy_comp_channel(channel.as_ptr()) }).inspect_err(|_| library_fds::mark(fd))
 }
 
@@ -272,9 +276,9 @@ pub unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) -> Result
 /// channel in use forever, and an open descriptor keeps the device in the kernel.
 ///
 /// # Safety
-/// A live channel that is not used any more.
+/// `channel` is live, and is not used any more.
 pub unsafe fn end_comp_channel(channel: NonNull<ibv_comp_channel>) {
-    // SAFETY: a live channel that is not used any more: guaranteed by the caller.
+    // SAFETY: `channel` is live and not used any more: guaranteed by the caller.
     unsafe {
         let fd = (*channel.as_ptr()).fd;
         if destroy_comp_channel(channel).is_err() {
@@ -284,7 +288,7 @@ pub unsafe fn end_comp_channel(channel: NonNull<ibv_comp_channel>) {
 }
 
 /// # Safety
-/// An open context, a channel of it, and one of its completion vectors.
+/// `context` is open, `channel` is one of its channels, and `vector` one of its completion vectors.
 pub unsafe fn create_cq(
     context: NonNull<ibv_context>,
     entries: u32,
@@ -293,29 +297,28 @@ pub unsafe fn create_cq(
     vector: c_int,
 ) -> Result<NonNull<ibv_cq>> {
     let entries = c_int::try_from(entries).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: an open context, a channel of it, and one of its completion vectors: guaranteed by
-    // the caller.
+    // SAFETY: `context`, `channel` and `vector` fit each other: guaranteed by the caller.
     pointer(|| unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), vector) })
 }
 
 /// Destroys a CQ. Fails with `EBUSY` while a QP uses it.
 ///
 /// # Safety
-/// A live CQ.
+/// `cq` is live.
 pub unsafe fn destroy_cq(cq: NonNull<ibv_cq>) -> Result<()> {
-    // SAFETY: a live CQ: guaranteed by the caller.
+    // SAFETY: `cq` is live: guaranteed by the caller.
     check(|| unsafe { ibv_destroy_cq(cq.as_ptr()) })
 }
 
 /// # Safety
-/// Valid attributes for ibv_create_qp_ex(3), with a PD.
+/// `context` is open. `attr` is valid for ibv_create_qp_ex(3), and has a PD.
 pub unsafe fn create_qp_ex(context: NonNull<ibv_context>, attr: &mut ibv_qp_init_attr_ex) -> Result<NonNull<ibv_qp>> {
     if attr.comp_mask == IBV_QP_INIT_ATTR_PD {
         // SAFETY: struct ibv_qp_init_attr is the beginning of the extended one
         // (infiniband/verbs.h).
         return pointer(|| unsafe { ibv_create_qp(attr.pd, ptr::from_mut(attr).cast()) });
     }
-    // SAFETY: valid attributes with a PD: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     let create = unsafe { operation!(context, create_qp_ex) }?;
     // SAFETY: the provider's function with its own context; the two bindings describe the same
     // structures.
@@ -323,33 +326,33 @@ pub unsafe fn create_qp_ex(context: NonNull<ibv_context>, attr: &mut ibv_qp_init
 }
 
 /// # Safety
-/// A live QP.
+/// `qp` is live.
 pub unsafe fn destroy_qp(qp: NonNull<ibv_qp>) {
-    // SAFETY: a live QP: guaranteed by the caller.
+    // SAFETY: `qp` is live: guaranteed by the caller.
     disabled(|| unsafe { ibv_destroy_qp(qp.as_ptr()) });
 }
 
 /// # Safety
-/// A live QP.
+/// `qp` is live.
 pub unsafe fn modify_qp(qp: NonNull<ibv_qp>, attr: &mut ibv_qp_attr, mask: c_int) -> Result<()> {
-    // SAFETY: a live QP: guaranteed by the caller. ibv_modify_qp takes its mask as a C int.
+    // SAFETY: `qp` is live: guaranteed by the caller. ibv_modify_qp takes its mask as a C int.
     check(|| unsafe { ibv_modify_qp(qp.as_ptr(), attr, mask) })
 }
 
-/// Moves a QP to the error state: every work request completes with an error.
+/// Moves a QP to the error state, in which every work request completes with an error.
 ///
 /// # Safety
-/// A live QP.
+/// `qp` is live.
 pub unsafe fn move_to_error(qp: NonNull<ibv_qp>) -> Result<()> {
     // SAFETY: all zeros are a value of the structure.
     let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
-    // SAFETY: a live QP: guaranteed by the caller.
+    // SAFETY: `qp` is live: guaranteed by the caller.
     unsafe { modify_qp(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int) }
 }
 
 /// # Safety
-/// Valid attributes for ibv_create_srq_ex(3).
+/// `context` is open. `attr` is valid for ibv_create_srq_ex(3).
 pub unsafe fn create_srq_ex(
     context: NonNull<ibv_context>,
     attr: &mut ibv_srq_init_attr_ex,
@@ -361,7 +364,7 @@ pub unsafe fn create_srq_ex(
         // (infiniband/verbs.h).
         return pointer(|| unsafe { ibv_create_srq(attr.pd, ptr::from_mut(attr).cast()) });
     }
-    // SAFETY: valid attributes: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     let create = unsafe { operation!(context, create_srq_ex) }?;
     // SAFETY: the provider's function with its own context; the two bindings describe the same
     // structures.
@@ -369,18 +372,18 @@ pub unsafe fn create_srq_ex(
 }
 
 /// # Safety
-/// A live SRQ.
+/// `srq` is live.
 pub unsafe fn destroy_srq(srq: NonNull<ibv_srq>) {
-    // SAFETY: a live SRQ: guaranteed by the caller.
+    // SAFETY: `srq` is live: guaranteed by the caller.
     unsafe { ibv_destroy_srq(srq.as_ptr()) };
 }
 
 /// Opens a new XRC domain that is not shared through a file.
 ///
 /// # Safety
-/// An open context.
+/// `context` is open.
 pub unsafe fn open_xrcd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_xrcd>> {
-    // SAFETY: an open context: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     let open = unsafe { operation!(context, open_xrcd) }?;
     let mut attr = ibv_xrcd_init_attr {
         comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
@@ -393,42 +396,42 @@ pub unsafe fn open_xrcd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_xrc
 }
 
 /// # Safety
-/// An XRCD of `context` without objects.
+/// `context` is open, and `xrcd` is one of its XRC domains, without objects.
 pub unsafe fn close_xrcd(context: NonNull<ibv_context>, xrcd: NonNull<ibv_xrcd>) {
-    // SAFETY: an XRCD of `context` without objects: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     if let Ok(close) = unsafe { operation!(context, close_xrcd) } {
-        // SAFETY: the provider's function with its own object.
+        // SAFETY: the provider's function with its own object, which nothing uses any more.
         unsafe { close(xrcd.as_ptr().cast()) };
     }
 }
 
 /// # Safety
-/// A live QP.
+/// `qp` is live.
 pub unsafe fn query_ece(qp: NonNull<ibv_qp>) -> Result<ibv_ece> {
     let mut ece = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 };
-    // SAFETY: a live QP: guaranteed by the caller.
+    // SAFETY: `qp` is live: guaranteed by the caller.
     check(|| unsafe { ibv_query_ece(qp.as_ptr(), &raw mut ece) })?;
     Ok(ece)
 }
 
 /// # Safety
-/// A live QP that is not connected yet.
+/// `qp` is live, and is not connected yet.
 pub unsafe fn set_ece(qp: NonNull<ibv_qp>, mut ece: ibv_ece) -> Result<()> {
-    // SAFETY: a live QP that is not connected yet: guaranteed by the caller.
+    // SAFETY: `qp` is live and not connected yet: guaranteed by the caller.
     check(|| unsafe { ibv_set_ece(qp.as_ptr(), &raw mut ece) })
 }
 
 /// # Safety
-/// A live UD QP.
+/// `qp` is a live UD QP.
 pub unsafe fn attach_mcast(qp: NonNull<ibv_qp>, gid: &ibv_gid, lid: u16) -> Result<()> {
-    // SAFETY: a live UD QP: guaranteed by the caller.
+    // SAFETY: `qp` is a live UD QP: guaranteed by the caller.
     check(|| unsafe { ibv_attach_mcast(qp.as_ptr(), gid, lid) })
 }
 
 /// # Safety
-/// A live UD QP.
+/// `qp` is a live UD QP.
 pub unsafe fn detach_mcast(qp: NonNull<ibv_qp>, gid: &ibv_gid, lid: u16) -> Result<()> {
-    // SAFETY: a live UD QP: guaranteed by the caller.
+    // SAFETY: `qp` is a live UD QP: guaranteed by the caller.
     check(|| unsafe { ibv_detach_mcast(qp.as_ptr(), gid, lid) })
 }
 
@@ -436,21 +439,21 @@ pub unsafe fn detach_mcast(qp: NonNull<ibv_qp>, gid: &ibv_gid, lid: u16) -> Resu
 /// set (`enum ibv_qp_attr_mask`). Attributes that the kernel leaves to the caller, such as
 /// `qp_state`, are not changed.
 pub fn qp_attr_from_kernel(kernel: &ib_uverbs_qp_attr, attr: &mut ibv_qp_attr) -> c_int {
-    // SAFETY: libibverbs reads the one and writes fields of the other.
+    // SAFETY: libibverbs reads `kernel` and writes fields of `attr`.
     unsafe { ibv_copy_qp_attr_from_kern(attr, kernel) };
     kernel.qp_attr_mask as c_int
 }
 
-/// Copies address handle attributes from the kernel's structure; padding is not changed.
+/// Copies address handle attributes from the kernel's structure. Padding is not changed.
 pub fn fill_ah_attr(attr: &mut ibv_ah_attr, kernel: &ib_uverbs_ah_attr) {
-    // SAFETY: libibverbs reads the one and writes fields of the other.
+    // SAFETY: libibverbs reads `kernel` and writes fields of `attr`.
     unsafe { ibv_copy_ah_attr_from_kern(attr, kernel) };
 }
 
-/// Converts a path record of QUERY_ROUTE.
+/// Converts a path record of QUERY_ROUTE to libibverbs' structure.
 pub fn path_rec_from_kernel(kernel: &ib_user_path_rec) -> ibv_sa_path_rec {
     let mut record = ibv_sa_path_rec::default();
-    // SAFETY: libibverbs fills the structure.
+    // SAFETY: libibverbs reads `kernel` and fills `record`.
     unsafe { ibv_copy_path_rec_from_kern(&raw mut record, kernel) };
     record
 }
@@ -460,16 +463,16 @@ pub fn path_rec_from_kernel(kernel: &ib_user_path_rec) -> ibv_sa_path_rec {
 /// added at the front, and `sz` is the size of the structure).
 ///
 /// # Safety
-/// An open context.
+/// `context` is open.
 unsafe fn extension(context: NonNull<ibv_context>, offset: usize) -> Option<NonNull<verbs_context>> {
     const EXTENDED: usize = usize::MAX;
-    // SAFETY: an open context: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     if unsafe { (*context.as_ptr()).abi_compat } as usize != EXTENDED {
         return None;
     }
     // SAFETY: `abi_compat` shows that the context is the last member of a verbs_context.
     let extended = unsafe { context.byte_sub(offset_of!(verbs_context, context)).cast::<verbs_context>() };
-    // SAFETY: as above; `sz` is next to the context in every version.
+    // SAFETY: the verbs_context is live, and `sz` is next to the context in every version.
     let size = unsafe { (*extended.as_ptr()).sz };
     (size >= size_of::<verbs_context>() - offset).then_some(extended)
 }

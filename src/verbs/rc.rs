@@ -21,44 +21,45 @@ use crate::verbs::{
     ibv_send_wr, ibv_sge,
 };
 
-/// Set in the `wr_id` of receives.
+/// Flag in the `wr_id` of receives.
 pub const RECV_WR_ID_FLAG: u64 = 1 << 63;
 
 /// A completion channel.
 #[derive(Debug)]
 pub struct CompletionChannel {
     channel: NonNull<ibv_comp_channel>,
-    /// Completion vector of its CQs.
+    /// Completion vector of the channel's CQs.
     vector: c_int,
 }
 
-// SAFETY: a libibverbs object, which any thread may use.
+// SAFETY: a channel is a libibverbs object, which any thread may use.
 unsafe impl Send for CompletionChannel {}
 
 /// A CQ whose events go to a channel.
 #[derive(Debug)]
 pub struct CompletionQueue {
     cq: NonNull<ibv_cq>,
-    /// Events that were read and are not acknowledged yet: libibverbs takes a lock for that.
+    /// Number of events that were read and are not acknowledged yet. Acknowledging takes a lock in
+    /// libibverbs, so it is done for many events at once.
     unacknowledged: u32,
 }
 
-// SAFETY: as above.
+// SAFETY: a CQ is a libibverbs object, which any thread may use.
 unsafe impl Send for CompletionQueue {}
 
-/// A completion channel in which a thread waits while others use the [`CompletionChannel`]. The
-/// owner destroys the channel only after that thread has returned.
+/// A completion channel in which a thread waits while other threads use the [`CompletionChannel`].
+/// The owner destroys the channel only after the waiting thread has returned.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelHandle(NonNull<ibv_comp_channel>);
 
-// SAFETY: as above.
+// SAFETY: a channel is a libibverbs object, which any thread may use.
 unsafe impl Send for ChannelHandle {}
 
-/// An event that was read from a channel. Its CQ counts it ([`CompletionQueue::note_event`]).
+/// An event that was read from a channel. [`CompletionQueue::note_event`] counts it for its CQ.
 #[derive(Debug)]
 pub struct CqEvent(*mut ibv_cq);
 
-// SAFETY: only compared, never dereferenced.
+// SAFETY: the pointer is only compared, never dereferenced.
 unsafe impl Send for CqEvent {}
 
 impl CompletionChannel {
@@ -73,24 +74,24 @@ impl CompletionChannel {
 
     /// Returns the descriptor, which is readable when there is an event.
     pub fn fd(&self) -> c_int {
-        // SAFETY: a live channel.
+        // SAFETY: the channel is live as long as `self`.
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
-    /// Moves the channel to another descriptor. The old number, which other threads may still wait
-    /// for, refers to a file that never becomes readable.
+    /// Moves the channel to a new descriptor. Returns the old number, for which other threads may
+    /// still wait: it now refers to a file that never becomes readable.
     pub fn move_to_new_number(&mut self) -> Result<OwnFd> {
         let number = self.fd();
         let moved = OwnFd::duplicate(number)?;
         library_fds::replace(number, EventFd::new()?)?;
-        // SAFETY: a live channel that no other thread uses (`&mut self`). It closes the new
-        // descriptor when it is destroyed.
+        // SAFETY: the channel is live, and no other thread uses it (`&mut self`). The channel
+        // closes the new descriptor when it is destroyed.
         unsafe { (*self.channel.as_ptr()).fd = moved.into_number() };
         // SAFETY: the channel no longer closes the old descriptor.
         Ok(unsafe { OwnFd::adopt(number) })
     }
 
-    /// Returns what a thread needs to wait without `self`.
+    /// Returns a handle with which a thread can wait without `self`.
     pub fn handle(&self) -> ChannelHandle {
         ChannelHandle(self.channel)
     }
@@ -98,7 +99,7 @@ impl CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: the owner has dropped its CQs, and no thread waits on it.
+        // SAFETY: the owner has dropped the channel's CQs, and no thread waits in the channel.
         unsafe { verbs::end_comp_channel(self.channel) };
     }
 }
@@ -107,10 +108,10 @@ impl Drop for CompletionChannel {
 /// the interrupts of many connections over the CPUs; processes start at different vectors.
 ///
 /// # Safety
-/// An open context.
+/// `context` is open.
 unsafe fn next_vector(context: NonNull<ibv_context>) -> c_int {
     static TURN: AtomicU32 = AtomicU32::new(0);
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: `context` is open: guaranteed by the caller.
     let vectors = unsafe { (*context.as_ptr()).num_comp_vectors };
     vector_of(vectors, TURN.fetch_add(1, Ordering::Relaxed).wrapping_add(process::id()))
 }
@@ -121,10 +122,11 @@ fn vector_of(vectors: c_int, turn: u32) -> c_int {
 }
 
 impl CompletionQueue {
-    /// Creates a CQ of `entries` completions. Fails with `ENOSYS` if the provider lacks a function.
+    /// Creates a CQ for `entries` completions. `ENOSYS`: the provider has no functions to poll or
+    /// arm.
     ///
     /// # Safety
-    /// Context and channel live for as long as the result.
+    /// `context` stays open, and `channel` lives, as long as the result.
     pub unsafe fn new(
         context: NonNull<ibv_context>,
         entries: u32,
@@ -140,7 +142,7 @@ impl CompletionQueue {
         Ok(CompletionQueue { cq, unacknowledged: 0 })
     }
 
-    /// Returns the CQ.
+    /// Returns the libibverbs object.
     pub fn cq(&self) -> *mut ibv_cq {
         self.cq.as_ptr()
     }
@@ -151,7 +153,7 @@ impl CompletionQueue {
         // SAFETY: the CQ is live, and its context open. `into` has space for the number of entries
         // passed.
         let count = unsafe {
-            // It is there, as `new` has found.
+            // `new` has checked that the function exists.
             let poll = (*(*self.cq.as_ptr()).context).ops.poll_cq.unwrap_unchecked();
             poll(self.cq.as_ptr(), into.len() as c_int, into.as_mut_ptr().cast())
         };
@@ -165,9 +167,9 @@ impl CompletionQueue {
     /// Requests an event for the next completion.
     #[inline]
     pub fn arm(&self) -> Result<()> {
-        // SAFETY: a live CQ of an open context.
+        // SAFETY: the CQ is live, and its context is open.
         let result = unsafe {
-            // It is there, as `new` has found.
+            // `new` has checked that the function exists.
             let arm = (*(*self.cq.as_ptr()).context).ops.req_notify_cq.unwrap_unchecked();
             disabled(|| arm(self.cq.as_ptr(), 0))
         };
@@ -180,7 +182,7 @@ impl CompletionQueue {
             return false;
         }
         self.unacknowledged += 1;
-        // Acknowledged before the 32-bit counters of libibverbs can wrap.
+        // Acknowledge before the 32-bit counters of libibverbs can wrap.
         if self.unacknowledged == 1 << 16 {
             self.acknowledge();
         }
@@ -188,7 +190,7 @@ impl CompletionQueue {
     }
 
     fn acknowledge(&mut self) {
-        // SAFETY: a live CQ; this number of events was read.
+        // SAFETY: the CQ is live, and this number of its events was read.
         unsafe { verbs::ibv_ack_cq_events(self.cq.as_ptr(), self.unacknowledged) };
         self.unacknowledged = 0;
     }
@@ -199,33 +201,33 @@ impl Drop for CompletionQueue {
         if self.unacknowledged > 0 {
             self.acknowledge();
         }
-        // SAFETY: the QP was destroyed, and no thread waits for its events.
+        // SAFETY: the QP of the CQ was destroyed, and no thread waits for the CQ's events.
         let _ = unsafe { verbs::destroy_cq(self.cq) };
     }
 }
 
-/// Wakes the thread that sleeps in a channel, once, whatever the link does: the receive of a QP that
-/// was never connected completes when it is flushed.
+/// Wakes the thread that sleeps in a channel, once. This works whatever the link does: the QP is
+/// never connected, and its receive completes because the QP moves to the error state.
 #[derive(Debug)]
 pub struct Waker {
     qp: NonNull<ibv_qp>,
     cq: CompletionQueue,
-    /// The event was read.
+    /// Whether the event was read.
     is_over: bool,
 }
 
-// SAFETY: a libibverbs object, which any thread may use.
+// SAFETY: QP and CQ are libibverbs objects, which any thread may use.
 unsafe impl Send for Waker {}
 
 impl Waker {
-    /// Raises an event in the channel.
+    /// Raises the event in `channel`.
     ///
     /// # Safety
-    /// The PD outlives the result, and so does the channel, which belongs to the PD's device.
+    /// `pd` and `channel` outlive the result, and belong to the same device.
     pub unsafe fn new(pd: NonNull<ibv_pd>, channel: &CompletionChannel) -> Result<Waker> {
         // SAFETY: the PD and its open context are live: guaranteed by the caller.
         let context = NonNull::new(unsafe { pd.as_ref() }.context).ok_or(Errno::EIO)?;
-        // SAFETY: context and channel outlive the CQ, too.
+        // SAFETY: context and channel outlive the result, and so the CQ.
         let cq = unsafe { CompletionQueue::new(context, 1, channel)? };
         // SAFETY: all zeros are a value of the structure.
         let mut attr: verbs::ibv_qp_init_attr_ex = unsafe { zeroed() };
@@ -251,12 +253,12 @@ impl Waker {
         Ok(waker)
     }
 
-    /// Counts the event if it is this one.
+    /// Counts `event` if it is the waker's.
     pub fn note_event(&mut self, event: &CqEvent) {
         self.is_over |= self.cq.note_event(event);
     }
 
-    /// Returns whether the event was read: the next wake needs another one.
+    /// Returns whether the event was read. The next wake then needs another waker.
     pub fn is_over(&self) -> bool {
         self.is_over
     }
@@ -264,22 +266,22 @@ impl Waker {
 
 impl Drop for Waker {
     fn drop(&mut self) {
-        // SAFETY: a live QP, which only `self` uses.
+        // SAFETY: the QP is live, and only `self` uses it.
         unsafe { verbs::destroy_qp(self.qp) };
     }
 }
 
 impl ChannelHandle {
-    /// Waits for an event without reading it, as a blocking [`take`](Self::take) does: whether a
-    /// signal ends the wait is decided by SA_RESTART. A cancellation point. The kernel's
-    /// `ib_uverbs_event_read` waits before it finds that there is no space for the event, which it
-    /// leaves there.
+    /// Waits for an event without reading it. Whether a signal ends the wait depends on SA_RESTART,
+    /// as for a blocking [`take`](Self::take). A cancellation point. The read has too little space
+    /// for an event: the kernel's `ib_uverbs_event_read` waits before it checks the space, and then
+    /// leaves the event in the channel.
     ///
     /// # Safety
-    /// The channel is live, and not O_NONBLOCK, until this returns.
+    /// The channel is live, and its descriptor is not O_NONBLOCK, until this returns.
     pub unsafe fn wait(self) -> Result<()> {
         let mut space = 0u8;
-        // SAFETY: the channel is live: guaranteed by the caller; a byte is writable.
+        // SAFETY: the channel is live: guaranteed by the caller. `space` is one writable byte.
         let read = unsafe { libc::read(self.0.as_ref().fd, (&raw mut space).cast(), size_of::<u8>()) };
         match Errno::last() {
             error if read < 0 && error != Errno::EINVAL => Err(error),
@@ -308,14 +310,14 @@ pub struct MemoryRegion {
     pages: Option<Pages>,
 }
 
-// SAFETY: a libibverbs object and plain memory.
+// SAFETY: a libibverbs object and plain memory, which any thread may use.
 unsafe impl Send for MemoryRegion {}
 
 impl MemoryRegion {
     /// Allocates and registers zeroed memory. The peer may write to it if `remote`.
     ///
     /// # Safety
-    /// A live PD that outlives the result.
+    /// `pd` is live and outlives the result.
     pub unsafe fn new(pd: NonNull<ibv_pd>, len: usize, remote: bool) -> Result<MemoryRegion> {
         let pages = Pages::new(len)?;
         // SAFETY: the PD is live: guaranteed by the caller; the pages live as long as the region.
@@ -327,8 +329,8 @@ impl MemoryRegion {
     /// Registers memory of the program.
     ///
     /// # Safety
-    /// A live PD that outlives the result. The device may access the memory at any time; no Rust
-    /// reference to it exists meanwhile.
+    /// `pd` is live and outlives the result. The device may access the memory at any time as long
+    /// as the result lives, and no Rust reference to the memory exists meanwhile.
     pub unsafe fn of(pd: NonNull<ibv_pd>, start: NonNull<u8>, len: usize, remote: bool) -> Result<MemoryRegion> {
         let mut access = verbs::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
         if remote {
@@ -342,11 +344,11 @@ impl MemoryRegion {
 
     /// Returns the address of the first byte.
     pub fn start(&self) -> NonNull<u8> {
-        // SAFETY: a live registration; NULL cannot be registered.
+        // SAFETY: the MR is live, and NULL cannot be registered.
         unsafe { NonNull::new_unchecked((*self.mr.as_ptr()).addr.cast()) }
     }
 
-    /// Returns an element of `len` bytes from `offset` on, which lie in the region.
+    /// Returns an SGE for `len` bytes at `offset`, which lie in the region.
     #[inline]
     pub fn sge(&self, offset: usize, len: u32) -> Sge {
         Sge { addr: (self.start().as_ptr().expose_provenance() + offset) as u64, len, lkey: self.lkey() }
@@ -354,20 +356,20 @@ impl MemoryRegion {
 
     /// Returns the lkey, for our own work requests.
     pub fn lkey(&self) -> u32 {
-        // SAFETY: a live registration.
+        // SAFETY: the MR is live as long as `self`.
         unsafe { (*self.mr.as_ptr()).lkey }
     }
 
     /// Returns the rkey, for the peer.
     pub fn rkey(&self) -> u32 {
-        // SAFETY: a live registration.
+        // SAFETY: the MR is live as long as `self`.
         unsafe { (*self.mr.as_ptr()).rkey }
     }
 }
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: the QP that used it was destroyed, or no outstanding work request refers to it.
+        // SAFETY: the QP that used the MR was destroyed, or has no outstanding work request for it.
         let failed = disabled(|| unsafe { verbs::ibv_dereg_mr(self.mr.as_ptr()) }) != 0;
         if failed && let Some(pages) = self.pages.take() {
             pages.abandon();
@@ -378,17 +380,17 @@ impl Drop for MemoryRegion {
 /// A send work request.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr {
-    /// Identifies the completion.
+    /// Identifies the completion of the request.
     pub wr_id: u64,
     /// The operation.
     pub opcode: Opcode,
-    /// The remote address; 0 for a SEND and without data.
+    /// The remote address; 0 for a SEND and for a request without data.
     pub addr: u64,
-    /// The rkey; 0 as above.
+    /// The rkey; 0 in the same cases as `addr`.
     pub rkey: u32,
     /// Local memory; the second entry may be empty.
     pub sg_list: [Sge; 2],
-    /// The data is copied before the call returns, and needs no memory region.
+    /// Whether the data is copied before the call returns, so that it needs no memory region.
     pub inline: bool,
     /// Whether success generates a completion.
     pub signaled: bool,
@@ -411,7 +413,8 @@ pub enum Opcode {
     WriteImm(u32),
     /// SEND.
     Send,
-    /// RDMA READ of no bytes. It completes after the peer's adapter has everything posted before.
+    /// RDMA READ of no bytes. It completes after the peer's adapter has received all earlier
+    /// requests.
     Read,
 }
 
@@ -426,11 +429,11 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// Posts work requests as one chain. A failure ends the connection: how many were posted is
-/// unknown.
+/// Posts work requests as one chain. A failure ends the connection, because it is unknown how many
+/// requests were posted.
 ///
 /// # Safety
-/// A live QP; memory readable, and registered unless inline.
+/// `qp` is live. The memory of each request is readable, and registered unless inline.
 #[inline]
 pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N]) -> Result<()> {
     let mut requests = [const { MaybeUninit::<ibv_send_wr>::uninit() }; N];
@@ -449,8 +452,8 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
         let signaled = if item.signaled { verbs::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
         let inline = if item.inline && num_sge > 0 { verbs::ibv_send_flags::IBV_SEND_INLINE.0 } else { 0 };
         let request = request.as_mut_ptr();
-        // Only what these opcodes use: clearing the rest would take a tenth of the instructions of
-        // a message.
+        // Write only the fields that these opcodes use: clearing the rest would take a tenth of the
+        // instructions of a message.
         // SAFETY: the request is writable.
         unsafe {
             (&raw mut (*request).wr_id).write(item.wr_id);
@@ -475,8 +478,8 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
     }
 }
 
-/// An RDMA write with immediate data whose bytes go inline, for one message after the other: what
-/// they have in common is written once.
+/// A reusable work request: RDMA WRITE with immediate data, whose bytes go inline. The fields that
+/// all messages have in common are written once.
 #[derive(Debug)]
 pub struct InlineWrite {
     qp: NonNull<ibv_qp>,
@@ -485,10 +488,10 @@ pub struct InlineWrite {
 }
 
 impl InlineWrite {
-    /// Returns the request for a QP. Fails with `ENOSYS` if its provider has no function that posts.
+    /// Returns the request for a QP. Fails with `ENOSYS` if the QP's provider lacks `post_send`.
     ///
     /// # Safety
-    /// A live QP, of an open context.
+    /// `qp` is live, and its context open.
     pub unsafe fn new(qp: NonNull<ibv_qp>) -> Result<InlineWrite> {
         // SAFETY: the QP is live: guaranteed by the caller.
         unsafe { (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)? };
@@ -498,7 +501,7 @@ impl InlineWrite {
         Ok(InlineWrite { qp, request: MaybeUninit::new(request), element: MaybeUninit::zeroed() })
     }
 
-    /// Posts `data` for the memory at `addr`, with `imm`, as work request `wr_id`, outside of
+    /// Posts a write of `data` to the peer's memory at `addr`, with `imm`, outside of
     /// [`cancel::in_call`](crate::os::cancel::in_call). A failure ends the connection.
     ///
     /// # Safety
@@ -514,8 +517,8 @@ impl InlineWrite {
     ) -> Result<()> {
         let (request, element) = (self.request.as_mut_ptr(), self.element.as_mut_ptr());
         let signaled = if signaled { verbs::ibv_send_flags::IBV_SEND_SIGNALED.0 } else { 0 };
-        // SAFETY: both structures were initialised by `new`, and outlive the call. The QP is live:
-        // guaranteed by the caller; its provider has the function, as `new` has found.
+        // SAFETY: `new` has initialised both structures, which outlive the call, and has checked
+        // that the provider has `post_send`. The QP is live: guaranteed by the caller.
         unsafe {
             ((*element).addr, (*element).length) = (data.as_ptr() as usize as u64, data.len() as u32);
             (*request).sg_list = element;
@@ -537,7 +540,8 @@ const BATCH: usize = 64;
 /// Posts a receive for each of `slots`, in order, into the memory of `buffer_of(slot)`.
 ///
 /// # Safety
-/// A live QP; the memory is registered with `lkey`, and nothing else uses it until the completion.
+/// `qp` is live. The memory is registered with `lkey`, and nothing else uses it until the
+/// completion.
 pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: Range<u32>, buffer_of: impl Fn(u32) -> Sge) -> Result<()> {
     let mut requests = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; BATCH];
     let mut lists = [const { MaybeUninit::<ibv_sge>::uninit() }; BATCH];
@@ -560,7 +564,7 @@ pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: Range<u32>, buffer_of: impl 
 }
 
 /// # Safety
-/// A live QP; a chain of valid work requests.
+/// `qp` is live, and `first` is the head of a chain of valid work requests.
 unsafe fn post_recv_chain(qp: NonNull<ibv_qp>, first: *mut ibv_recv_wr) -> Result<()> {
     let mut bad = ptr::null_mut();
     // SAFETY: the QP and the chain are valid: guaranteed by the caller.
@@ -574,10 +578,10 @@ unsafe fn post_recv_chain(qp: NonNull<ibv_qp>, first: *mut ibv_recv_wr) -> Resul
 /// Length of [`EMPTY_RECEIVES`].
 const EMPTY: usize = 16;
 
-/// A chain of receives without memory, which are the same for every QP. Its end is a shorter chain.
+/// A chain of receives without memory, for any QP. Each tail of it is a shorter chain.
 struct EmptyReceives(UnsafeCell<[ibv_recv_wr; EMPTY]>);
 
-// SAFETY: nobody writes to the chain: providers read work requests.
+// SAFETY: nobody writes to the chain: providers only read work requests.
 unsafe impl Sync for EmptyReceives {}
 
 static EMPTY_RECEIVES: EmptyReceives = EmptyReceives(UnsafeCell::new(empty_receives()));
@@ -598,13 +602,13 @@ const fn empty_receives() -> [ibv_recv_wr; EMPTY] {
 /// Posts `count` receives without memory.
 ///
 /// # Safety
-/// A live QP.
+/// `qp` is live.
 pub unsafe fn post_empty_recv(qp: NonNull<ibv_qp>, count: u32) -> Result<()> {
     let mut left = count as usize;
     while left > 0 {
         let length = left.min(EMPTY);
         let first = EMPTY_RECEIVES.0.get().cast::<ibv_recv_wr>().wrapping_add(EMPTY - length);
-        // SAFETY: the QP is live: guaranteed by the caller. The chain is static, and has this length.
+        // SAFETY: the QP is live: guaranteed by the caller. The chain is static, of this length.
         unsafe { post_recv_chain(qp, first)? };
         left -= length;
     }

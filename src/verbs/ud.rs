@@ -14,26 +14,26 @@ use crate::verbs::{
     ibv_sge,
 };
 
-/// Number of bytes before every received datagram: a global route header (GRH), or space for one.
+/// Bytes in front of every received datagram: a global route header (GRH), or space for it.
 pub const GRH: usize = 40;
 
-/// Hop limit of a path that has none.
+/// Hop limit for a path whose own hop limit is not above 1.
 const HOPS: u8 = 64;
 
 /// An address handle (AH): the destination of datagrams.
 #[derive(Debug)]
 pub struct AddressHandle(NonNull<ibv_ah>);
 
-// SAFETY: a libibverbs object, which any thread may use.
+// SAFETY: an AH is a libibverbs object, which any thread may use.
 unsafe impl Send for AddressHandle {}
-// SAFETY: as above; it is immutable.
+// SAFETY: an AH is not changed after its creation.
 unsafe impl Sync for AddressHandle {}
 
 impl AddressHandle {
     /// Creates an AH for the destination of `path`. `local` is the address of the local port.
     ///
     /// # Safety
-    /// An open context and a PD of it, which outlives the result.
+    /// `context` is open, and `pd` is a PD of it that outlives the result.
     pub unsafe fn new(
         context: NonNull<ibv_context>,
         pd: NonNull<ibv_pd>,
@@ -52,13 +52,15 @@ impl AddressHandle {
 
 impl Drop for AddressHandle {
     fn drop(&mut self) {
-        // SAFETY: no work request that uses it is outstanding.
+        // SAFETY: no outstanding work request uses the AH.
         unsafe { verbs::ibv_destroy_ah(self.0.as_ptr()) };
     }
 }
 
+/// Returns the attributes of an AH for the destination of `path`.
+///
 /// # Safety
-/// An open context.
+/// `context` is open.
 unsafe fn attributes(
     context: NonNull<ibv_context>,
     port: u8,
@@ -74,10 +76,10 @@ unsafe fn attributes(
     attr.src_path_bits = (u16::from_be(path.slid) & ((1 << u16::from(own.lmc)) - 1)) as u8;
     attr.static_rate = path.rate;
     let ethernet = own.link_layer == IBV_LINK_LAYER_ETHERNET as u8;
-    // RoCE always needs a GRH, InfiniBand outside the subnet.
+    // RoCE always needs a GRH, InfiniBand only for destinations outside the subnet.
     if ethernet || path.hop_limit > 1 {
         attr.is_global = 1;
-        // SAFETY: unions of numbers, all of the same 16 bytes.
+        // SAFETY: all members of the unions are numbers, and share the 16 bytes.
         let (from, to) = unsafe { (path.sgid.raw, path.dgid.raw) };
         attr.grh.dgid = ibv_gid { raw: to };
         // SAFETY: the context is open: guaranteed by the caller.
@@ -92,7 +94,7 @@ unsafe fn attributes(
 /// Posts a datagram of `len` bytes of a memory region, whose completion carries `wr_id`.
 ///
 /// # Safety
-/// A live UD QP; the memory is not changed, and `to` lives, until the completion.
+/// `qp` is a live UD QP. The memory is not changed, and `to` lives, until the completion.
 pub unsafe fn post_send(
     qp: NonNull<ibv_qp>,
     wr_id: u64,
@@ -124,12 +126,12 @@ pub unsafe fn post_send(
     unsafe { doorbell::posted(qp, result) }
 }
 
-/// Posts a receive into two buffers, each with its length. Its completion carries `slot` with
+/// Posts a receive into two buffers, each with its length. The completion carries `slot` with
 /// [`RECV_WR_ID_FLAG`].
 ///
 /// # Safety
-/// A live UD QP; the memory is registered with `lkey`, and not read or written otherwise until the
-/// completion.
+/// `qp` is a live UD QP. The memory is registered with `lkey`, and not read or written otherwise
+/// until the completion.
 pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slot: u32, into: [(NonNull<u8>, u32); 2], lkey: u32) -> Result<()> {
     let mut sges = into.map(|(start, length)| ibv_sge { addr: start.as_ptr() as u64, length, lkey });
     // SAFETY: all zeros are a valid work request.

@@ -1,4 +1,4 @@
-//! Makes an entry of names and hints with getaddrinfo(3), of which the first result is used.
+//! Makes an entry from names and hints, with the first result of getaddrinfo(3).
 
 use std::ffi::{CStr, c_int};
 use std::ptr::{self, NonNull};
@@ -37,13 +37,13 @@ pub fn entry(
     Ok(from_found(&found.first(), hints)?)
 }
 
-/// Whether the node is a numeric GID.
+/// Returns whether the hints declare the node to be a numeric GID.
 fn is_gid(hints: &Hints) -> bool {
     hints.has(RAI_FAMILY | RAI_NUMERICHOST) && hints.family == AF_IB
 }
 
-/// The hints for getaddrinfo(3). A GID is written as an IPv6 address, so only those are asked for:
-/// the reference reads any other address as a GID, beyond its end.
+/// Returns the hints for getaddrinfo(3). A GID is written as an IPv6 address, so only IPv6
+/// addresses are requested for it: rdma-core reads any other address as a GID, beyond its end.
 fn question(hints: &Hints) -> Question {
     let flag = |rai, ai| if hints.has(rai) { ai } else { 0 };
     let family = match hints.family {
@@ -67,7 +67,7 @@ fn question(hints: &Hints) -> Question {
     Question { flags, family, socktype, protocol }
 }
 
-/// The entry for an address that was found. Its only possible flag is RAI_PASSIVE.
+/// Makes an entry from the first result. RAI_PASSIVE is the only flag that the entry may have.
 fn from_found(first: &First<'_>, hints: Option<&Hints>) -> Result<Entry> {
     let (qp_type, port_space) = types(first, hints);
     let mut entry = Entry { family: family_of(first.addr), qp_type, port_space, ..Entry::default() };
@@ -88,7 +88,8 @@ fn from_found(first: &First<'_>, hints: Option<&Hints>) -> Result<Entry> {
     Ok(entry)
 }
 
-/// QP type and port space: those of the hints, or those that match the socket type and protocol.
+/// Returns the QP type and port space of the hints. A type or port space of 0 is replaced by the
+/// one that matches the socket type or protocol of the result.
 fn types(first: &First<'_>, hints: Option<&Hints>) -> (c_int, c_int) {
     let (qp_type, port_space) = hints.map_or((0, 0), |hints| (hints.qp_type, hints.port_space));
     let qp_type = match (qp_type, first.socktype) {
@@ -108,7 +109,7 @@ fn family_of(addr: &[u8]) -> c_int {
     addr.first_chunk().map_or(0, |family| c_int::from(u16::from_ne_bytes(*family)))
 }
 
-/// Converts an IPv6 address to an AF_IB address.
+/// Converts an IPv6 address to an AF_IB address. Returns `None` for any other address.
 fn gid_address(addr: &[u8], port_space: c_int) -> Option<[u8; SOCKADDR_IB_LEN]> {
     let Addr::V6(v6) = Addr::from_bytes(addr)? else { return None };
     let ib = Ib { pkey: DEFAULT_PKEY, flow: v6.flow, gid: v6.ip, scope: u64::from(v6.scope), ..Ib::default() };
@@ -144,10 +145,10 @@ pub struct First<'a> {
     pub canonname: Option<&'a CStr>,
 }
 
-/// Calls getaddrinfo(3). The error is its EAI_* code; `errno` is what it set.
+/// Calls getaddrinfo(3). The error is its EAI_* code, and `errno` is left as getaddrinfo(3) set it.
 ///
-/// Without hints getaddrinfo(3) uses AI_V4MAPPED and AI_ADDRCONFIG, so that a host without IPv6
-/// addresses gets none.
+/// Without `question` getaddrinfo(3) uses AI_V4MAPPED and AI_ADDRCONFIG, so that a host without
+/// IPv6 addresses gets no IPv6 results.
 pub fn resolve(
     node: Option<&CStr>,
     service: Option<&CStr>,
@@ -165,10 +166,10 @@ pub fn resolve(
     let hints = hints.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mut list = ptr::null_mut();
     let name = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
-    // SAFETY: C strings or NULL; hints with the fields set that getaddrinfo() reads, or NULL;
-    // `list` is writable.
+    // SAFETY: the names are C strings or NULL; the hints are NULL or have all fields set that
+    // getaddrinfo() reads; `list` is writable.
     let ask = || unsafe { libc::getaddrinfo(name(node), name(service), hints, &raw mut list) };
-    // May wait for servers; no lock is held.
+    // getaddrinfo() may wait for servers. No lock is held.
     match cancel::sleep(ask) {
         0 => NonNull::new(list).map(Found).ok_or(libc::EAI_NONAME),
         code => Err(code),
@@ -194,7 +195,7 @@ impl Found {
 
 impl Drop for Found {
     fn drop(&mut self) {
-        // SAFETY: from getaddrinfo(), freed once.
+        // SAFETY: the list is from getaddrinfo() and is freed once.
         unsafe { libc::freeaddrinfo(self.0.as_ptr()) }
     }
 }

@@ -1,4 +1,4 @@
-//! The result of rdma_getaddrinfo(): a list of entries that are allocated with malloc(3).
+//! The result of rdma_getaddrinfo(): a list of entries, allocated with malloc(3).
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
@@ -28,12 +28,12 @@ pub struct Entry {
     pub dst_name: Option<CName>,
     /// An array of `struct ibv_path_data`.
     pub route: Option<CBytes>,
-    /// Precedes the private data of the connection.
+    /// Header that precedes the private data of a connection request.
     pub connect: Option<CBytes>,
 }
 
 impl Entry {
-    /// The entry as a C structure, with `ai_next` NULL.
+    /// Converts the entry to a C structure whose `ai_next` is NULL.
     fn into_c(self) -> Result<NonNull<rdma_addrinfo>> {
         // SAFETY: all zeros are a value of this structure of numbers and pointers.
         let info = unsafe { zeroed::<rdma_addrinfo>()? };
@@ -58,13 +58,13 @@ impl Entry {
             ai_connect: connect,
             ai_next: ptr::null_mut(),
         };
-        // SAFETY: allocated above.
+        // SAFETY: `info` was allocated above with the size of the structure.
         unsafe { info.write(entry) };
         Ok(info)
     }
 }
 
-/// A list, freed when dropped.
+/// A list of entries, which are freed when the list is dropped.
 #[derive(Debug)]
 pub struct List {
     first: *mut rdma_addrinfo,
@@ -75,7 +75,7 @@ pub struct List {
 unsafe impl Send for List {}
 
 impl List {
-    /// An empty list.
+    /// Creates an empty list.
     pub const fn new() -> List {
         List { first: ptr::null_mut(), last: ptr::null_mut() }
     }
@@ -93,24 +93,24 @@ impl List {
         Ok(())
     }
 
-    /// Whether there is no entry.
+    /// Returns whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.first.is_null()
     }
 
-    /// Hands the list over to the program; NULL if it is empty.
+    /// Hands the list over to the program. Returns NULL if the list is empty.
     pub fn into_c(self) -> *mut rdma_addrinfo {
         std::mem::ManuallyDrop::new(self).first
     }
 
-    /// Takes a list back from the program; NULL for an empty list. Dropping it is
-    /// rdma_freeaddrinfo(3).
+    /// Takes a list back from the program; NULL is an empty list. rdma_freeaddrinfo(3) drops the
+    /// result.
     ///
     /// # Safety
-    /// NULL, or from [`into_c`](Self::into_c), and not used afterwards.
+    /// `first` is NULL or came from [`into_c`](Self::into_c), and is not used afterwards.
     pub unsafe fn from_c(first: *mut rdma_addrinfo) -> List {
         let mut last = first;
-        // SAFETY: the program may cut and relink a list, but its entries are from `into_c`.
+        // SAFETY: every entry came from `into_c`, even if the program has relinked the list.
         while let Some(next) = unsafe { last.as_ref() }.and_then(|info| NonNull::new(info.ai_next)) {
             last = next.as_ptr();
         }

@@ -1,10 +1,10 @@
-//! rdma_getaddrinfo(3): addresses, routes and connection data from names; the state of an id's
-//! look-up.
+//! rdma_getaddrinfo(3): looks up addresses, routes and connection data. [`Pending`] is the state of
+//! an id's look-up.
 //!
-//! Names are resolved by getaddrinfo(3) ([`dns`]), and ibacm is asked for a path to the address,
-//! which adds the route, the local address, and a second entry of family AF_IB, which precedes it.
-//! With RAI_SA, the subnet administrator is asked for a service instead ([`service`]). Kernel,
-//! devices and ibacm are behind [`Env`].
+//! Names are resolved by getaddrinfo(3) ([`dns`]). Then ibacm is asked for a path to the address.
+//! Its answer adds the route and the local address to the entry, and a second entry of family AF_IB
+//! in front of it. With RAI_SA, the subnet administrator is asked for a service instead
+//! ([`service`]). [`Env`] gives access to the kernel, the devices and ibacm.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -44,7 +44,7 @@ impl From<Errno> for GaiError {
 }
 
 impl GaiError {
-    /// The closest errno, for rdma_resolve_addrinfo(), which cannot return EAI_* codes.
+    /// Returns the closest errno, for rdma_resolve_addrinfo(), which cannot return EAI_* codes.
     pub fn to_errno(self) -> Errno {
         match self {
             GaiError::Errno(errno) => errno,
@@ -58,29 +58,30 @@ impl GaiError {
     }
 }
 
-/// Receives the subnet administrator's answer through a port: the port's GID and the records.
+/// Callback for the subnet administrator's answer through a port: the port's GID and the records.
 pub type Found<'a> = dyn FnMut(Gid, &[ServiceRecord]) -> Result<()> + 'a;
 
-/// Kernel, devices and ibacm, as rdma_getaddrinfo() uses them.
+/// The kernel, the devices and ibacm, as rdma_getaddrinfo() uses them.
 pub trait Env {
     /// Fails with `ENODEV` if there are no RDMA devices.
     fn need_devices(&self) -> Result<()>;
 
-    /// Whether the kernel supports AF_IB.
+    /// Returns whether the kernel supports AF_IB.
     fn af_ib(&self) -> bool;
 
-    /// Asks ibacm.
+    /// Asks ibacm. Returns `None` if there is no ibacm or it finds nothing.
     fn ask_acm(&self, query: &Query) -> Option<Answer> {
         acm::client().ask(query)
     }
 
     /// Asks the subnet administrator for a service through every port (see [`service`]). Fails with
-    /// the error of `found`, with `EINTR` when a signal ends the wait, and without resources.
+    /// the error of `found`, with `EINTR` when a signal ends the wait, and with the error for a
+    /// lack of memory or descriptors.
     fn ask_sa(&self, service: &Service, found: &mut Found<'_>) -> Result<()>;
 }
 
-/// rdma_getaddrinfo(3). The list is not empty. Fails with `EINVAL` without node, service and hints,
-/// and with `ENODEV` without devices.
+/// Implements rdma_getaddrinfo(3). Returns a list with at least one entry. Fails with `EINVAL` if
+/// there are neither node nor service nor hints, and with `ENODEV` if there are no devices.
 pub fn getaddrinfo(
     env: &dyn Env,
     node: Option<&CStr>,
@@ -106,7 +107,7 @@ pub fn getaddrinfo(
     Ok(with_path(env, entry, hints)?)
 }
 
-/// An entry with the values of the hints.
+/// Makes an entry with the values of the hints.
 fn from_hints(hints: &Hints<'_>) -> Result<Entry> {
     Ok(Entry {
         flags: hints.flags as c_int,
@@ -134,7 +135,7 @@ fn with_path(env: &dyn Env, mut entry: Entry, hints: Option<&Hints<'_>>) -> Resu
     Ok(list)
 }
 
-/// RAI_SA: asks for a service. Fails with `ENOENT` if it is found through no port.
+/// Looks up a service for RAI_SA. Fails with `ENOENT` if it is not found through any port.
 fn by_sa(env: &dyn Env, service: Option<&CStr>) -> Result<List> {
     let service = service::parse(service.ok_or(Errno::EINVAL)?)?;
     let list = Cell::new(List::new());
@@ -149,7 +150,7 @@ fn by_sa(env: &dyn Env, service: Option<&CStr>) -> Result<List> {
     if list.is_empty() { Err(Errno::ENOENT) } else { Ok(list) }
 }
 
-/// What rdma_getaddrinfo() uses of a `struct rdma_addrinfo` with hints.
+/// The fields of the hints (`struct rdma_addrinfo`) that rdma_getaddrinfo() uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Hints<'a> {
     /// RAI_* flags.
@@ -160,9 +161,9 @@ pub struct Hints<'a> {
     pub qp_type: i32,
     /// Port space, 0 for any.
     pub port_space: i32,
-    /// Local address, empty if there is none. An invalid one is an error only where it is used.
+    /// Local address, empty if there is none. `Err` (invalid) matters only if the address is used.
     pub src: Result<&'a [u8]>,
-    /// Remote address, as `src`.
+    /// Remote address, in the form of `src`.
     pub dst: Result<&'a [u8]>,
     /// A path, empty if there is none.
     pub route: &'a [u8],
@@ -175,14 +176,14 @@ impl Default for Hints<'_> {
 }
 
 impl Hints<'_> {
-    /// Whether all of `flags` are set.
+    /// Returns whether all of `flags` are set.
     pub fn has(&self, flags: u32) -> bool {
         self.flags & flags == flags
     }
 
-    /// The requested properties of the path. A route that is neither one `struct ibv_path_record`
-    /// nor one `struct ibv_path_data` counts as an empty record, as in the reference: it asks for
-    /// any path.
+    /// Returns the requested properties of the path, if there is a route. A route that is neither
+    /// one `struct ibv_path_record` nor one `struct ibv_path_data` counts as an empty record, as in
+    /// rdma-core, and asks for any path.
     pub fn path(&self) -> Option<[u8; PATH_RECORD_LEN]> {
         if self.route.is_empty() {
             return None;
@@ -191,17 +192,17 @@ impl Hints<'_> {
     }
 }
 
-/// An internal flag of the reference: no AF_IB entry is added.
+/// RAI_* flag that rdma-core uses internally: no AF_IB entry is added.
 const ROUTE_ONLY: u32 = 0x0100_0000;
 
-/// The query to ibacm for `entry`.
+/// Builds the query to ibacm for `entry`.
 pub fn query(entry: &Entry, flags: u32, path: Option<[u8; PATH_RECORD_LEN]>) -> Query {
     let no_delay = flags & (RAI_NUMERICHOST | RAI_NOROUTE) != 0;
     Query { src: addr(&entry.src), dst: addr(&entry.dst), path, no_delay }
 }
 
-/// Adds ibacm's answer to the entry. Returns the AF_IB entry that precedes it, if there is a path
-/// and the kernel supports AF_IB.
+/// Adds ibacm's answer to `entry`. Returns the AF_IB entry to put in front of `entry`, if there is
+/// a path and the kernel supports AF_IB.
 pub fn apply(entry: &mut Entry, answer: &Answer, flags: u32, af_ib: bool) -> Result<Option<Entry>> {
     if let Some(source) = answer.source.filter(|_| entry.src.is_none()) {
         let (bytes, len) = source.to_bytes();
@@ -215,8 +216,8 @@ pub fn apply(entry: &mut Entry, answer: &Answer, flags: u32, af_ib: bool) -> Res
     ib_entry(entry, &path, answer.paths.as_bytes())
 }
 
-/// The AF_IB entry. `None` if only one end has an IP address: a peer that is addressed by IP
-/// address expects both in the header.
+/// Builds the AF_IB entry. Returns `None` if the peer is addressed by IP address but `entry` lacks
+/// one of the two addresses that the peer expects in the header.
 fn ib_entry(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
     let (src, dst) = (addr(&entry.src), addr(&entry.dst));
     let header = match (src, dst) {
@@ -261,8 +262,8 @@ pub enum Source {
 }
 
 impl Source {
-    /// The source that the flags select. Fails with `ENOTSUP` for RAI_SA with RAI_DNS or with a
-    /// node, and with `EINVAL` for RAI_SA without a service.
+    /// Returns the source that the flags select. Fails with `ENOTSUP` for RAI_SA with RAI_DNS or
+    /// with a node, and with `EINVAL` for RAI_SA without a service.
     pub fn choose(flags: u32, node: Option<&CStr>, service: Option<&CStr>) -> Result<Source> {
         if flags & RAI_SA == 0 {
             return Ok(Source::NameService);
@@ -285,7 +286,7 @@ pub enum Pending {
     Idle,
     /// The look-up is in progress.
     Started,
-    /// The program has not taken the result.
+    /// The look-up has completed. The program has not taken the result.
     Ready(List),
 }
 
@@ -301,24 +302,24 @@ impl Pending {
         }
     }
 
-    /// Stores the result of the look-up, or frees it if none is in progress.
+    /// Stores the result of the look-up, or frees `list` if no look-up is in progress.
     pub fn finish(&mut self, list: List) {
         if matches!(self, Pending::Started) {
             *self = Pending::Ready(list);
         }
     }
 
-    /// The look-up failed. Another one may start.
+    /// Records that the look-up failed. Another look-up may start.
     pub fn fail(&mut self) {
         *self = Pending::Idle;
     }
 
-    /// Whether a look-up is in progress.
+    /// Returns whether a look-up is in progress.
     pub fn is_started(&self) -> bool {
         matches!(self, Pending::Started)
     }
 
-    /// Takes the result. Fails with `ENOENT` if there is none.
+    /// Takes the result. Fails with `ENOENT` if there is no result.
     pub fn take(&mut self) -> Result<List> {
         match std::mem::take(self) {
             Pending::Ready(list) => Ok(list),

@@ -1,9 +1,10 @@
-//! Services that the subnet administrator knows: parses their names, and makes entries of service
-//! records.
+//! Services that are registered with the subnet administrator: parses their names, and converts
+//! service records to entries.
 //!
-//! The kernel does the look-up (RESOLVE_IB_SERVICE on a bound id, then QUERY). rdma_getaddrinfo()
-//! with RAI_SA has no id. It creates one in RDMA_PS_IB for each active InfiniBand port of each
-//! device, and binds it to [`port_address`] of the port's first GID. Ports that fail are skipped.
+//! The kernel looks services up (RESOLVE_IB_SERVICE on a bound id, then QUERY). rdma_getaddrinfo()
+//! with RAI_SA has no id: for each active InfiniBand port of each device it creates an id in
+//! RDMA_PS_IB and binds it to [`port_address`] of the port's first GID. Ports that fail are
+//! skipped.
 
 use std::ffi::{CStr, c_int};
 
@@ -17,7 +18,7 @@ use crate::ucm::{SERVICE_NAME, Service, ServiceRecord};
 use super::list::{Entry, List};
 
 /// Parses a service: a number (decimal, 0x… or 0…) is a service id, anything else a name of up to
-/// 63 bytes. Fails with `EINVAL` for an empty name, and for a longer one, which the reference
+/// 63 bytes. Fails with `EINVAL` for an empty name and for a longer name, which rdma-core
 /// truncates.
 pub fn parse(service: &CStr) -> Result<Service> {
     let bytes = service.to_bytes();
@@ -32,7 +33,7 @@ pub fn parse(service: &CStr) -> Result<Service> {
     Ok(Service::Name(name))
 }
 
-/// Parses a number as strtoull(3) with base 0 does, without trailing characters.
+/// Parses a number like strtoull(3) with base 0. Returns `None` if anything follows the number.
 fn number(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?.trim_start_matches([' ', '\t', '\n', '\x0B', '\x0C', '\r']);
     let (text, negative) = match text.strip_prefix('-') {
@@ -44,13 +45,13 @@ fn number(text: &[u8]) -> Option<u64> {
         None if text.len() > 1 && text.starts_with('0') => (text, 8),
         None => (text, 10),
     };
-    // from_str_radix() would accept another sign.
+    // from_str_radix() would accept a second sign.
     let number =
         digits.bytes().all(|c| c.is_ascii_alphanumeric()).then(|| u64::from_str_radix(digits, base).ok())??;
     Some(if negative { number.wrapping_neg() } else { number })
 }
 
-/// The address to which an id is bound in order to ask through the port with this GID.
+/// Returns the address to bind an id to for queries through the port with this GID.
 pub fn port_address(gid: Gid) -> Ib {
     Ib { pkey: DEFAULT_PKEY, gid, ..Ib::default() }
 }
@@ -62,9 +63,9 @@ fn source_address(gid: Gid, pkey: u16) -> Ib {
     Ib { pkey, gid, sid, sid_mask: !0xFFFF, ..Ib::default() }
 }
 
-/// Appends an entry for each record. `source` is the GID of the port that was asked through; `None`
-/// if the program has bound the id itself. The port space is RDMA_PS_IB and the QP type 0, whatever
-/// the hints contain.
+/// Appends an entry for each record. `source` is the GID of the port through which the subnet
+/// administrator was asked, or `None` if the program has bound the id itself. The port space is
+/// RDMA_PS_IB and the QP type 0, whatever the hints contain.
 pub fn append(list: &mut List, records: &[ServiceRecord], source: Option<Gid>) -> Result<()> {
     for record in records {
         let pkey = u16::from_be(record.pkey);

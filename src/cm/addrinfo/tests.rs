@@ -1,5 +1,5 @@
-//! rdma_getaddrinfo() with a simulated environment. The expected bytes are those of the reference
-//! in the lab.
+//! rdma_getaddrinfo() with a simulated environment. The expected bytes are those that rdma-core
+//! returned.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -81,7 +81,7 @@ fn show(list: List) -> Vec<Shown> {
     shown
 }
 
-/// Hints with RAI_* flags, family, QP type and port space.
+/// Returns hints with RAI_* flags, family, QP type and port space.
 fn given(flags: u32, family: c_int, qp_type: c_int, port_space: c_int) -> Hints<'static> {
     Hints { flags, family, qp_type, port_space, ..Hints::default() }
 }
@@ -103,7 +103,7 @@ fn run(
     getaddrinfo(world, node, service, hints).map(show)
 }
 
-/// The only entry for node 10.77.1.1, service 7174 with these hints.
+/// Returns the only entry for node 10.77.1.1, service 7174 with these hints.
 fn one(hints: &Hints<'_>) -> Shown {
     let mut list = run(&World::default(), Some(c"10.77.1.1"), Some(c"7174"), Some(hints)).unwrap();
     assert_eq!(list.len(), 1);
@@ -123,7 +123,7 @@ fn ib(pkey: u16, flow: u32, gid: [u8; 16], sid: u64, mask: u64) -> Vec<u8> {
     [&head[..], &sid.to_be_bytes(), &mask.to_be_bytes(), &[0; 8]].concat()
 }
 
-/// The GID of RoCE for an IPv4 address.
+/// Returns the RoCE GID of an IPv4 address.
 fn roce(ip: [u8; 4]) -> [u8; 16] {
     let mut gid = [0; 16];
     gid[10..12].fill(0xFF);
@@ -289,7 +289,7 @@ fn gids_need_all_three_hints() {
     }
 }
 
-// The reference reads an IPv4 address as a GID, beyond its end.
+// rdma-core reads an IPv4 address as a GID, beyond the end of the address.
 #[test]
 fn ipv4_address_is_not_a_gid() {
     let hints = given(RAI_FAMILY | RAI_NUMERICHOST, AF_IB, 0, 0x106);
@@ -354,7 +354,7 @@ fn native_addresses_need_no_header() {
     assert_eq!(list[0].dst, ib(0x8001, 0x12345, [2; 16], 0x0106_0000, u64::MAX << 16));
 }
 
-// The reference crashes on the first two and makes an address of stray bytes in the third.
+// rdma-core crashes in the first two cases and makes an address of stray bytes in the third.
 #[test]
 fn no_ib_entry_without_both_ip_addresses() {
     let both = |list: &[Shown]| (list.len(), list[0].route.len());

@@ -1,4 +1,4 @@
-//! What an event changes in its id before the program sees it (rdma_get_cm_event(3)).
+//! Updates the id of an event before the program sees the event (rdma_get_cm_event(3)).
 
 use std::ptr;
 
@@ -14,15 +14,15 @@ use crate::os::uapi::rdma_ucm_event_resp;
 
 use rdma_cm_event_type::*;
 
-/// Fills `event`, which is zero, from the kernel's structure in it, and brings the id up to date.
+/// Fills `event`, which is zero, from the kernel's structure `event.raw`, and updates the id.
 ///
 /// # Safety
-/// `event.raw.uid` is 0 or the address of a live group, for events of multicast groups, or of a live
-/// id.
+/// `event.raw.uid` is 0, or the address of a live group for a multicast event, or the address of a
+/// live id for any other event.
 pub(super) unsafe fn deliver(event: &mut Event) -> Outcome {
     let raw = &event.raw;
     let kind = rdma_cm_event_type::from_number(raw.event);
-    // SAFETY: `subject` has the same contract.
+    // SAFETY: `uid` is 0 or the address of a live group or id: guaranteed by the caller.
     let Some((id, group)) = (unsafe { subject(raw, kind) }) else {
         text::log_warning(format_args!("event {} for unknown id {} ignored", raw.event, raw.id));
         return Outcome::Skip;
@@ -33,7 +33,8 @@ pub(super) unsafe fn deliver(event: &mut Event) -> Outcome {
     decode(raw, Kind::of(raw.event, id.is_ud()), &mut event.public.param);
     event.count_for(&id.completed, group.map(|group| &group.completed));
     let outcome = match kind {
-        // Some kernels report events of a connection that the program has not accepted yet.
+        // Some kernels report events, without `uid`, of a connection that the program has not
+        // accepted yet.
         Some(kind) if event.raw.uid == 0 && kind != RDMA_CM_EVENT_ESTABLISHED => Outcome::Skip,
         Some(kind) => act(kind, id, group, event),
         None => Outcome::Show,
@@ -44,10 +45,11 @@ pub(super) unsafe fn deliver(event: &mut Event) -> Outcome {
     outcome
 }
 
-/// The id that an event is about, and the multicast group.
+/// Returns the id that an event is about, and the multicast group if it is about one. Returns
+/// `None` if the id is unknown.
 ///
 /// # Safety
-/// As [`deliver`].
+/// `raw.uid` is as [`deliver`] requires it.
 unsafe fn subject<'a>(
     raw: &rdma_ucm_event_resp,
     kind: Option<rdma_cm_event_type>,
@@ -73,7 +75,7 @@ fn act(kind: rdma_cm_event_type, id: &Id, group: Option<&Group>, event: &mut Eve
         RDMA_CM_EVENT_CONNECT_REQUEST => return request(id, event),
         RDMA_CM_EVENT_CONNECT_RESPONSE => response(id, event),
         RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED if id.state().connect_failed => return Outcome::Skip,
-        // The QP may be gone or broken; the event tells the program all that matters.
+        // Ignore errors: the QP may be gone or broken, and the event tells the program enough.
         RDMA_CM_EVENT_REJECTED => {
             let _qp = id.keep_qp();
             let _ = qp::to_error(id);
@@ -89,12 +91,12 @@ fn act(kind: rdma_cm_event_type, id: &Id, group: Option<&Group>, event: &mut Eve
     Outcome::Show
 }
 
-/// A connection request: creates the id of the connection.
+/// Handles a connection request: creates the id of the connection.
 fn request(listener: &Id, event: &mut Event) -> Outcome {
     event.public.listen_id = listener.as_c();
     event.public.id = ptr::null_mut();
     channel::fetch_from_former(listener, event.raw.id);
-    // A request that cannot be shown is refused: the kernel rejects it when its id is destroyed.
+    // A request that cannot be shown is rejected by the kernel when its kernel id is destroyed.
     let Ok(new) = owned_id::create_for_request(listener, event.raw.id) else { return Outcome::Skip };
     match prepare_request(listener, &new, event) {
         Ok(()) => {
@@ -122,7 +124,7 @@ fn prepare_request(listener: &Id, new: &Id, event: &Event) -> Result<()> {
         channel::migrate_id(new, None)?;
     }
     match resolve::after_request(new) {
-        // The listener's owner tries again.
+        // The owner of the listener opens the device later (`open_request_device`).
         Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) if listener.state().defers_devices => {
             new.state().is_incomplete = true;
             Ok(())
@@ -131,7 +133,7 @@ fn prepare_request(listener: &Id, new: &Id, event: &Event) -> Result<()> {
     }
 }
 
-/// The peer accepted: if the id has a QP, the connection is completed here.
+/// Handles the peer's reply: completes the connection if the id has a QP.
 fn response(id: &Id, event: &mut Event) {
     let _qp = id.keep_qp();
     if id.qp().is_null() {
@@ -147,11 +149,11 @@ fn response(id: &Id, event: &mut Event) {
     }
 }
 
-/// A group was joined or lost: programs find the context of their join in the private data.
+/// Handles the join or the loss of a group, whose context programs find in the private data.
 fn membership(kind: rdma_cm_event_type, group: Option<&Group>, event: &mut Event) {
     let Some(group) = group else { return };
-    // SAFETY: `decode` wrote this member: groups exist on datagram ids only, the kernel refuses
-    // others.
+    // SAFETY: `decode` wrote this member: only datagram ids have groups, because the kernel rejects
+    // joins of other ids.
     let ud = unsafe { &mut event.public.param.ud };
     ud.private_data = group.context();
     if kind == RDMA_CM_EVENT_MULTICAST_JOIN {
@@ -161,7 +163,7 @@ fn membership(kind: rdma_cm_event_type, group: Option<&Group>, event: &mut Event
     }
 }
 
-/// A message of the library to itself. An unknown one is dropped.
+/// Handles an event that the library has sent to itself. An unknown one is dropped.
 fn internal(event: &mut Event) -> Outcome {
     // SAFETY: `decode` wrote this member for an internal event.
     let word = unsafe { event.public.param.arg };
@@ -174,7 +176,7 @@ fn internal(event: &mut Event) -> Outcome {
 }
 
 impl Event {
-    /// Turns the event into `failure` if the step that it stands for failed here.
+    /// Turns the event into `failure` if the library failed to handle it (`result`).
     fn fail_on_err(&mut self, result: Result<()>, failure: rdma_cm_event_type) {
         if let Err(error) = result {
             self.fail(error, failure);

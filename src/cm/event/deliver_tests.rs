@@ -1,4 +1,4 @@
-//! What becomes of the kernel's events, with ids that no kernel knows.
+//! Delivery of the kernel's events, with ids that no kernel knows.
 
 use std::ffi::c_int;
 use std::mem::zeroed;
@@ -8,7 +8,7 @@ use super::*;
 use crate::os::uapi::rdma_ucm_ece;
 use crate::verbs::ibv_qp_type;
 
-/// An id; with a `handle` other than 0 one that the program has not accepted yet.
+/// An id. If `handle` is not 0, the program has not accepted the connection of the id yet.
 struct Fixture {
     id: Box<Id>,
     handle: u32,
@@ -28,14 +28,14 @@ impl Fixture {
         rdma_ucm_event_resp { uid, id: self.handle, event: kind as u32, ..Default::default() }
     }
 
-    /// The event that the program sees: its number and status.
+    /// Returns number and status of the event that the program sees, if it sees one.
     fn shown(&self, raw: &rdma_ucm_event_resp) -> Option<(u32, c_int)> {
         // SAFETY: zeros are a value of this structure.
         let mut event = Event { raw: *raw, ..unsafe { zeroed() } };
         // SAFETY: the address of the live id, or 0.
         let outcome = unsafe { deliver(&mut event) };
         match outcome {
-            // Destroying the id does not wait for it.
+            // The event does not delay the destruction of its id.
             Outcome::Skip => assert!(self.id.completed.is_done()),
             Outcome::Show => {
                 assert!(!self.id.completed.is_done() && event.public.id == self.id.as_c());

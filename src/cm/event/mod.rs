@@ -1,5 +1,5 @@
-//! Events: reading them from a channel, converting the kernel's structure, updating their ids,
-//! acknowledging them; their names. The operations of synchronous ids end with their event.
+//! Reads events from a channel, converts the kernel's structure, updates the events' ids,
+//! acknowledges events, and names them. An operation of a synchronous id ends with its event.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -18,27 +18,27 @@ use crate::verbs::fill_ah_attr;
 
 mod deliver;
 
-/// An event: `struct rdma_cm_event`, with what acknowledging it needs, and the kernel's structure
-/// with the private data to which it points.
+/// An event: `struct rdma_cm_event`, what is needed to acknowledge the event, and the kernel's
+/// structure, which contains the private data that `public` points to.
 #[repr(C)]
 struct Event {
     public: rdma_cm_event,
-    /// Where it counts: the id (the listener, for a connection request), and the multicast group if
-    /// it is about one.
+    /// The counts that include the event: that of the id (the listener, for a connection request),
+    /// and that of the multicast group if the event is about one.
     counts: [Option<NonNull<Completed>>; 2],
     raw: rdma_ucm_event_resp,
 }
 
-/// An event that is not acknowledged yet. It stays so if the value is dropped.
+/// An event that is not acknowledged yet. Dropping the value does not acknowledge the event.
 #[derive(Debug)]
 #[must_use]
 pub struct OwnedEvent(NonNull<Event>);
 
 impl OwnedEvent {
-    /// Takes an event back from [`into_c`](Self::into_c); `EINVAL` for NULL.
+    /// Takes back an event from [`into_c`](Self::into_c). Fails with `EINVAL` for NULL.
     ///
     /// # Safety
-    /// NULL, or an event that is not acknowledged yet, and that nothing uses from now on.
+    /// `event` is NULL, or an event that is not acknowledged yet and that nothing uses from now on.
     pub unsafe fn from_c(event: *mut rdma_cm_event) -> Result<OwnedEvent> {
         // The public structure is the beginning of an `Event`.
         NonNull::new(event.cast::<Event>()).map(OwnedEvent).ok_or(Errno::EINVAL)
@@ -49,38 +49,38 @@ impl OwnedEvent {
         self.0.as_ptr().cast()
     }
 
-    /// What the program sees.
+    /// Returns the structure that the program sees.
     pub fn public(&self) -> &rdma_cm_event {
-        // SAFETY: only acknowledging it, which takes `self`, frees an event.
+        // SAFETY: only acknowledging the event, which takes `self`, frees it.
         unsafe { &(*self.0.as_ptr()).public }
     }
 
-    /// The id of the event: of the connection, for a connection request.
+    /// Returns the id of the event: for a connection request, the id of the connection.
     pub(super) fn id(&self) -> Option<&Id> {
         // SAFETY: an id is not destroyed before its events are acknowledged.
         unsafe { Id::from_c(self.public().id).ok() }
     }
 }
 
-/// What [`deliver`](deliver::deliver) made of an event.
+/// The result of [`deliver`](deliver::deliver).
 enum Outcome {
-    /// The program gets it.
+    /// The program gets the event.
     Show,
-    /// It counts as acknowledged already; wait for the next one.
+    /// The event counts as acknowledged already. Wait for the next event.
     Skip,
 }
 
-/// rdma_get_cm_event(3). Fails with `EAGAIN` if no event waits on a channel whose descriptor is
-/// `O_NONBLOCK`.
+/// Implements rdma_get_cm_event(3). Fails with `EAGAIN` if no event is pending on a channel whose
+/// descriptor is `O_NONBLOCK`.
 pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
     // Allocated before the kernel is asked, so that a lack of memory loses no event.
     let mut room = Some(try_uninit::<Event>()?);
     let shown = loop {
-        // It was there before the wait, and only a thread that is cancelled takes it.
+        // `room` is not empty here: only a thread that is cancelled empties it during the wait.
         let event = room.as_mut().ok_or(Errno::ENOMEM)?.as_mut_ptr();
-        // SAFETY: there is room for an event, of whose numbers and pointers zeros are values. The
-        // kernel returns the `uid` of ids and groups, which are its owner's until the kernel has
-        // ended them.
+        // SAFETY: `event` points to room for an event, of whose numbers and pointers zeros are
+        // values. `uid` is the address of an id or a group, which is not freed until the kernel has
+        // ended it.
         let outcome = unsafe {
             event.write_bytes(0, 1);
             let raw = &raw mut (*event).raw;
@@ -103,23 +103,24 @@ pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
     Ok(shown)
 }
 
-/// The thread was cancelled. If an event that the kernel had handed over is lost, it counts as
-/// acknowledged, or destroying its id would wait for it. A connection request is rejected.
+/// Called when the thread is cancelled. If `is_lost`, the kernel has handed over an event that the
+/// program will not get: the event is completed, so that destroying its id does not wait for it. A
+/// lost connection request is rejected.
 ///
 /// # Safety
-/// As [`deliver`](deliver::deliver).
+/// If `is_lost`, `event` is as [`deliver`](deliver::deliver) requires it.
 unsafe fn lose(event: &mut Event, is_lost: bool) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: `event` is as `deliver` requires it: guaranteed by the caller.
     if is_lost && let Outcome::Show = unsafe { deliver::deliver(event) } {
         if event.public.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32 {
-            // SAFETY: the new id, which nobody knows.
+            // SAFETY: the id is new, and nobody knows it.
             unsafe { OwnedId::from_c(event.public.id) }.into_iter().for_each(owned_id::discard);
         }
         event.complete();
     }
 }
 
-/// rdma_ack_cm_event(3): frees the event and lets its id be destroyed.
+/// Implements rdma_ack_cm_event(3): frees the event and lets its id be destroyed.
 pub fn ack_cm_event(event: OwnedEvent) {
     // SAFETY: from Box::leak in `get_cm_event`, and nothing else uses the event (`from_c`).
     let event = unsafe { Box::from_raw(event.0.as_ptr()) };
@@ -127,17 +128,17 @@ pub fn ack_cm_event(event: OwnedEvent) {
 }
 
 impl Event {
-    /// Sets where it counts.
+    /// Counts the event for its id, and remembers the counts that include the event.
     fn count_for(&mut self, id: &Completed, group: Option<&Completed>) {
         self.counts = [Some(NonNull::from(id)), group.map(NonNull::from)];
         id.give();
     }
 
-    /// Counts it as done. The group comes first: its id may go as soon as the id's count is
-    /// complete.
+    /// Counts the event as completed. The group's count comes first: as soon as the id's count is
+    /// complete, the id and its groups may be freed.
     fn complete(&self) {
         let [id, group] = self.counts;
-        // SAFETY: ids and groups wait for their counts before they go.
+        // SAFETY: ids and groups wait for their counts before they are freed.
         unsafe {
             group.inspect(|group| group.as_ref().complete());
             id.inspect(|id| id.as_ref().complete());
@@ -145,27 +146,27 @@ impl Event {
     }
 }
 
-/// Whether the event that a synchronous id keeps is the failure of the join that counts with
-/// `group`. It may be about another group, which was lost in the meantime.
+/// Returns whether the event that a synchronous id keeps is the failure of the join that counts
+/// with `group`. The event may be about another group, which was lost in the meantime.
 pub(super) fn keeps_failed_join(id: &Id, group: &Completed) -> bool {
     let Some(event) = NonNull::new(id.event().cast::<Event>()) else { return false };
-    // SAFETY: the library keeps events of its own in ids, and they are live as long as they are
-    // there.
+    // SAFETY: the event that an id keeps is from `get_cm_event`, and is live as long as the id
+    // keeps it.
     let event = unsafe { event.as_ref() };
     event.public.event == rdma_cm_event_type::RDMA_CM_EVENT_MULTICAST_ERROR as u32
         && event.counts[1] == Some(NonNull::from(group))
 }
 
-/// The event that a synchronous id keeps no longer counts for its multicast group, which is about
-/// to be freed.
+/// Removes the multicast group, which is about to be freed, from the counts of the event that a
+/// synchronous id keeps.
 pub(super) fn forget_group(id: &Id) {
     let Some(event) = NonNull::new(id.event().cast::<Event>()) else { return };
-    // SAFETY: as in `keeps_failed_join`; the field is the library's alone.
+    // SAFETY: the event is live as long as the id keeps it, and only the library uses `counts`.
     unsafe { (*event.as_ptr()).counts[1] = None };
 }
 
-/// rdma_write_cm_event(3): queues RDMA_CM_EVENT_USER with a word of the program; `EINVAL` for other
-/// events.
+/// Implements rdma_write_cm_event(3): queues RDMA_CM_EVENT_USER with a word of the program. Fails
+/// with `EINVAL` for other events.
 pub fn write_cm_event(id: &Id, event: u32, status: c_int, arg: u64) -> Result<()> {
     if event != rdma_cm_event_type::RDMA_CM_EVENT_USER as u32 {
         return Err(Errno::EINVAL);
@@ -175,8 +176,8 @@ pub fn write_cm_event(id: &Id, event: u32, status: c_int, arg: u64) -> Result<()
 
 macro_rules! names {
     ($($event:ident)*) => {
-        /// rdma_event_str(3): the enumerator's name; "UNKNOWN EVENT" for numbers that no program
-        /// sees.
+        /// Implements rdma_event_str(3). Returns the enumerator's name, or "UNKNOWN EVENT" for a
+        /// number that has no name here.
         pub fn event_str(event: u32) -> &'static CStr {
             $(
                 if event == $event as u32 {
@@ -192,7 +193,7 @@ macro_rules! names {
     };
 }
 
-// USER and INTERNAL have no name in the reference either.
+// rdma-core has no names for USER and INTERNAL either.
 names! {
     RDMA_CM_EVENT_ADDR_RESOLVED RDMA_CM_EVENT_ADDR_ERROR RDMA_CM_EVENT_ROUTE_RESOLVED RDMA_CM_EVENT_ROUTE_ERROR
     RDMA_CM_EVENT_CONNECT_REQUEST RDMA_CM_EVENT_CONNECT_RESPONSE RDMA_CM_EVENT_CONNECT_ERROR
@@ -204,16 +205,16 @@ names! {
 /// The type of an event's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Of a connection.
+    /// `conn`: parameters of a connection.
     Connected,
-    /// Of a datagram id, or about a multicast group.
+    /// `ud`: parameters of a datagram id, or about its multicast group.
     Datagram,
-    /// A number: user and internal events.
+    /// `arg`: the value that a user event or internal event carries.
     Word,
 }
 
 impl Kind {
-    /// By the event's number, and whether its id is for datagrams.
+    /// Returns the type for an event's number. `datagrams`: the id of the event is for datagrams.
     pub fn of(event: u32, datagrams: bool) -> Kind {
         const USER: u32 = rdma_cm_event_type::RDMA_CM_EVENT_USER as u32;
         const INTERNAL: u32 = rdma_cm_event_type::RDMA_CM_EVENT_INTERNAL as u32;
@@ -225,11 +226,11 @@ impl Kind {
     }
 }
 
-/// Sets the parameters of `raw` in `param`, all bytes of which are zero. They point to the private
-/// data in `raw`.
+/// Copies the parameters of `raw` to `param`, all bytes of which are zero. `param` then points to
+/// the private data in `raw`.
 pub fn decode(raw: &rdma_ucm_event_resp, kind: Kind, param: &mut rdma_cm_event_param) {
-    // SAFETY: zeros are a value of `param`, whose members are numbers and pointers, and any bytes
-    // are one of `raw.param`, whose members are numbers.
+    // SAFETY: zeros are a value of `param`, whose members are numbers and pointers. Any bytes are a
+    // value of `raw.param`, whose members are numbers.
     unsafe {
         match kind {
             Kind::Connected => connected(&raw.param.conn, &mut param.conn),
@@ -239,7 +240,7 @@ pub fn decode(raw: &rdma_ucm_event_resp, kind: Kind, param: &mut rdma_cm_event_p
     }
 }
 
-/// The event's status: the kernel's number is signed.
+/// Returns the event's status, a signed number that the kernel's structure declares as unsigned.
 pub fn status(raw: &rdma_ucm_event_resp) -> c_int {
     raw.status as c_int
 }
@@ -264,22 +265,23 @@ fn datagram(kernel: &rdma_ucm_ud_param, param: &mut rdma_ud_param) {
     param.qkey = kernel.qkey;
 }
 
-/// The address of private data; NULL if there is none. Its length has eight bits, and fits.
+/// Returns the address of the private data, or NULL if there is none. `len` has eight bits, and so
+/// never exceeds the array.
 fn private_data(data: &[u8; RDMA_MAX_PRIVATE_DATA as usize], len: u8) -> *const c_void {
     if len == 0 { ptr::null() } else { data.as_ptr().cast() }
 }
 
 impl Id {
-    /// A call that is about to start an operation.
+    /// Prepares a call that is about to start an operation in the kernel.
     pub(super) fn operation(&self) -> Operation<'_> {
         Operation(self.is_sync().then_some(self))
     }
 
-    /// For synchronous ids: waits for the event, leaves it in `event` and turns its status into an
-    /// errno.
+    /// Waits for the event of a synchronous id, keeps it in the field `event`, and converts its
+    /// status to an errno.
     fn wait_for_event(&self) -> Result<()> {
         self.drop_event();
-        // SAFETY: a synchronous id owns its channel.
+        // SAFETY: a synchronous id owns its channel, which lives as long as the id.
         let channel = unsafe { EventChannel::from_c(self.channel()) }.ok_or(Errno::EINVAL)?;
         let event = get_cm_event(channel)?;
         let result = event_result(event.public());
@@ -297,19 +299,20 @@ impl Id {
     }
 }
 
-/// A call that starts an operation in the kernel. Created before the kernel is told: from then on
-/// the thread that reads the events of an asynchronous id may destroy the id, which must not be
-/// used any more.
+/// A call that starts an operation in the kernel. It is created before the system call: after that,
+/// the thread that reads the events of an asynchronous id may destroy the id, so the caller must
+/// not use the id any more.
 #[must_use]
 pub(super) struct Operation<'a>(Option<&'a Id>);
 
 impl Operation<'_> {
-    /// Ends the call: immediately for an asynchronous id, with its event for a synchronous one.
+    /// Ends the call: at once for an asynchronous id, after waiting for the event for a synchronous
+    /// id.
     pub(super) fn complete(self) -> Result<()> {
         self.0.map_or(Ok(()), Id::wait_for_event)
     }
 
-    /// Ends a call after which no event comes.
+    /// Ends a call after which no event follows.
     pub(super) fn drop_event(self) {
         if let Some(id) = self.0 {
             id.drop_event();
@@ -317,7 +320,7 @@ impl Operation<'_> {
     }
 }
 
-/// The result of a synchronous call that ended with `event`.
+/// Returns the result of a synchronous call that ended with `event`.
 pub(super) fn event_result(event: &rdma_cm_event) -> Result<()> {
     match event.status {
         _ if event.event == rdma_cm_event_type::RDMA_CM_EVENT_REJECTED as u32 => Err(Errno::ECONNREFUSED),
@@ -368,7 +371,7 @@ mod tests {
         // SAFETY: a connected id's parameters.
         let conn = unsafe { param.conn };
         assert_eq!((conn.private_data_len, conn.responder_resources, conn.initiator_depth, conn.qp_num), (3, 2, 5, 17));
-        // SAFETY: as above.
+        // SAFETY: the member that was set above.
         assert_eq!(conn.private_data, unsafe { event.param.conn.private_data.as_ptr() }.cast());
         assert_eq!(status(&event), -libc::ETIMEDOUT);
     }
@@ -383,7 +386,7 @@ mod tests {
     fn longest_private_data() {
         let mut event = raw(9);
         event.param.ud = rdma_ucm_ud_param { private_data: [7; 256], private_data_len: 255, ..Default::default() };
-        // SAFETY: a datagram id's parameters, which point to as many bytes.
+        // SAFETY: a datagram id's parameters, which point to `private_data_len` bytes.
         unsafe {
             let ud = parameters(&event, Kind::of(9, true)).ud;
             assert_eq!(std::slice::from_raw_parts(ud.private_data.cast::<u8>(), ud.private_data_len.into()), [7; 255]);
