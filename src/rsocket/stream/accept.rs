@@ -23,29 +23,29 @@ use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::{self, ConnData};
 
-/// Largest backlog, as /proc/sys/net/core/somaxconn is for sockets.
+/// Largest backlog, like /proc/sys/net/core/somaxconn for kernel sockets.
 const MAX_BACKLOG: usize = 4096;
 /// Time-out for the peer's part of the handshake. The time-out in the peer's request may be
 /// minutes.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delay after which the reactor tries again to open a channel for a connection when there is no
-/// descriptor or memory.
+/// Delay before the reactor tries again to open the descriptors of a connection, after a lack of
+/// descriptors or memory.
 const CHANNEL_DELAY: Duration = Duration::from_millis(10);
-/// How long requests wait for descriptors. Then they are rejected: the peer may be in this process,
-/// and close something when its call fails.
+/// How long requests wait for descriptors before they are rejected. The peer may be in this
+/// process, and close descriptors when its call fails.
 const STARVED_TIME: Duration = Duration::from_secs(1);
-/// Number of requests that the reactor reads before it serves other streams.
+/// Number of requests that the reactor reads in a turn before it serves other streams.
 pub(super) const REQUESTS_PER_TURN: usize = 32;
 
-/// The two descriptors of a connection: without them a request waits.
+/// The two descriptors that a connection needs. A request waits until they are available.
 struct Descriptors {
     channel: OwnedChannel,
-    /// Closed just before the completion channel is opened.
+    /// Reserves a descriptor: closed just before the completion channel is opened.
     spare: EventFd,
 }
 
 impl Descriptors {
-    /// Opens them, and the device of the request if the process has not opened it yet.
+    /// Opens both descriptors, and the device of the request if the process has not opened it yet.
     fn open(request: &Request) -> Result<Descriptors> {
         let descriptors = Descriptors { channel: Request::open_channel()?, spare: EventFd::new()? };
         request.open_device()?;
@@ -72,7 +72,7 @@ impl Stream {
         }
         self.watch(&mut state)?;
         if self.domain == AF_INET6 && state.bound.is_none() {
-            // The kernel would listen at the wildcard address of IPv4.
+            // The kernel would bind the id to the wildcard address of IPv4.
             state.bind(self.domain, &SockAddr::from_inet(&(Ipv6Addr::UNSPECIFIED, 0).into()))?;
         }
         // The kernel silently drops requests beyond its own limit: set the largest backlog.
@@ -84,7 +84,7 @@ impl Stream {
     }
 
     /// raccept(3): returns the next connection. Fails with `EBADF` if the socket is not listening,
-    /// as with the reference, and with `EINVAL` after rshutdown(3).
+    /// as in rdma-core, and with `EINVAL` after rshutdown(3).
     pub fn accept(&self) -> Result<Arc<Stream>> {
         let mut state = self.enter()?;
         if let Phase::Listening(listening) = &mut state.phase
@@ -106,7 +106,7 @@ impl Stream {
             }
             let (back, result) = self.sleep(state, &mut wait);
             state = back;
-            // Like accept(2), returns a connection that is ready instead of the error.
+            // Like accept(2), returns a connection that is ready in preference to an error.
             if let Err(error) = result
                 && !matches!(&state.phase, Phase::Listening(listening) if listening.has_ready())
             {
@@ -132,20 +132,20 @@ impl Stream {
                     listening.add_waiting((request, peer));
                 }
             }
-            // The peer was rejected: no call reports it.
+            // No call reports the rejection of a request, so log it.
             Err(error) => state.log_rejected(error),
         }
         state
     }
 
-    /// Answers the oldest request that its peer still waits for. The requests are read before, so
-    /// that the kernel's queue has space: the kernel drops what does not fit, and the peer repeats
-    /// its request only after seconds. `is_drained`: all requests were read.
+    /// Answers the oldest request whose peer still waits, unless more requests should be read
+    /// first: the kernel drops requests that do not fit its queue, and a peer repeats a dropped
+    /// request only after seconds. `is_drained`: all requests were read.
     pub(super) fn answer_next<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, is_drained: bool) {
         let Phase::Listening(listening) = &mut state.phase else { return };
         if !listening.may_answer(is_drained) {
-            // The last request of this turn may have been the last one in the channel, which is not
-            // readable then.
+            // If this turn has read the last request, the channel is not readable any more: the
+            // timer continues.
             return answer_waiting(state);
         }
         if !listening.has_waiting() {
@@ -156,20 +156,20 @@ impl Stream {
         if let Some(time) = listening.answers_later(now).or_else(|| listening.next_eviction(now)) {
             return set_listener_timer(state, time);
         }
-        // As with TCP, whose clients ask again until there is space. raccept(3) and rlisten(3) make
-        // this thread come again, and so does a new request.
+        // As with TCP, requests wait until the backlog has space. raccept(3), rlisten(3) or a new
+        // request makes the reactor continue.
         if listening.awaits_accept() {
             return;
         }
-        // Those whose peers have given up cost no connection.
+        // Requests are dropped here, before they cost a connection, if their peers have given up.
         let Some((oldest, _)) = listening.oldest_pending(REQUESTS_PER_TURN, |(request, _)| request.is_pending()) else {
             return answer_waiting(state);
         };
-        // Before another connection is evicted, and the request taken: it waits for descriptors.
+        // Open these before evicting a connection: without them, the request stays queued.
         let descriptors = match Descriptors::open(oldest) {
             Ok(descriptors) => descriptors,
             Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) if !listening.lacks_descriptors_for(STARVED_TIME) => {
-                // More requests may be in the channel than are read now.
+                // Pause the channel as well: unread requests would bring this thread back at once.
                 state.key.into_iter().for_each(|key| reactor::pause(key, CHANNEL_DELAY));
                 return set_listener_timer(state, Instant::now() + CHANNEL_DELAY);
             }
@@ -186,7 +186,7 @@ impl Stream {
         answer_waiting(state);
     }
 
-    /// Accepts or rejects a request. `descriptors` are for the connection.
+    /// Accepts or rejects a request. The descriptors are for the connection. Returns the lock.
     fn answer<'a>(
         self: &'a Arc<Self>,
         mut state: Guard<'a>,
@@ -207,7 +207,8 @@ impl Stream {
         };
         let (options, flags) = (state.options.clone(), state.flags);
         let takes_reads = request.takes_reads;
-        // Still under the listener's lock: closing the listener destroys the request's channel.
+        // Move the id to `channel` under the listener's lock: closing the listener destroys the
+        // request's channel.
         let admitted = request.accept(channel);
         // Drop the listener lock: the next steps take the connection's lock and may block in the
         // driver.
@@ -226,22 +227,22 @@ impl Stream {
                 if let Phase::Listening(listening) = &mut state.phase {
                     listening.answered();
                 }
-                // The peer was rejected: no call reports it.
+                // No call reports the rejection of a request, so log it.
                 state.log_rejected(error);
                 state
             }
         }
     }
 
-    /// Adds a connection that was accepted. The thread for events may have finished its handshake
-    /// in the meantime, when the listener did not know it yet.
+    /// Adds an accepted connection to the listener. The reactor's event thread may have finished
+    /// its handshake already, unknown to the listener. Returns the listener's lock.
     fn add_accepted(&self, new: Arc<Stream>, slot: Slot) -> Guard<'_> {
         let mut state = self.lock();
         let refused = match &mut state.phase {
             Phase::Listening(listening) => {
                 listening.answered();
-                // A handshake that ends after this finds the connection: `handshake_done` needs the
-                // listener's lock.
+                // If the handshake ends after this check, `handshake_done` finds the connection in
+                // the list: it waits for the listener's lock.
                 let progress = new.lock().handshake_result();
                 match progress {
                     None => listening.add_pending(new, slot),
@@ -252,7 +253,7 @@ impl Stream {
                     Some(Err(())) => Some(new),
                 }
             }
-            // Closed meanwhile.
+            // The listener was closed meanwhile.
             _ => Some(new),
         };
         if let Some(stream) = refused {
@@ -263,9 +264,9 @@ impl Stream {
         state
     }
 
-    /// Handles the events of the oldest handshake if the next connection request would evict it. A
-    /// peer that has finished its part of the handshake is connected from its point of view, and is
-    /// kept. Called before a listener answers a request.
+    /// Handles the events of the oldest handshake if the next connection request would evict it: a
+    /// peer that has finished its part of the handshake considers itself connected, so its
+    /// connection must not be evicted. Called before a listener answers a request.
     pub(super) fn service_oldest_handshake<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         let mut last = None;
         loop {
@@ -274,21 +275,23 @@ impl Stream {
             if last.replace(Arc::as_ptr(&oldest)) == Some(Arc::as_ptr(&oldest)) {
                 return state;
             }
-            // Lock order: `service` may take the listener's lock.
+            // Lock order: `serve` may take the listener's lock.
             drop(state);
-            // If its lock is taken, the other thread handles the events.
+            // If another thread holds the connection's lock, that thread handles the events.
             oldest.serve();
             state = self.lock();
         }
     }
 
-    /// Returns the connection request of an rsocket. Rejects all other requests.
+    /// Returns a connection request and the peer's connection data. Fails, which rejects the
+    /// request, if the peer is no rsocket.
     fn parse_request(&self, mut event: Event) -> Result<(Request, ConnData)> {
         let peer = connection_data(self.domain, event.data())?;
         Ok((event.request.take().ok_or(Errno::EIO)?, peer))
     }
 
-    /// Accepts a connection request.
+    /// Accepts a request, whose id has a channel of its own now. Returns the stream; its handshake
+    /// continues in the background.
     fn accept_request(
         self: &Arc<Self>,
         id: CmId,
@@ -305,28 +308,28 @@ impl Stream {
         stream.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
         state.flags = flags;
         state.connection = Some(unconnected.connect(peer, takes_reads)?);
-        // Before accepting: a later failure would end a connection that the peer has seen
+        // Register before accepting: a later failure would end a connection that the peer has seen
         // established.
         state.id()?.set_nonblocking()?;
         let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())?;
         state.key = Some(key);
         let accepted = state.id().and_then(|id| id.connect_or_accept(false, initiator_depth(id), &offer));
         drop(state);
-        // Without the lock: the thread for events would wait for it, and handle the events of
-        // connections that are accepted next first.
+        // Enable the descriptor without the lock: the event thread would find the stream busy, and
+        // serve connections that are accepted later before it.
         if accepted.is_ok() {
             reactor::enable(key, Instant::now() + HANDSHAKE_TIMEOUT);
         }
-        // The reactor holds a reference to the stream until it is closed.
+        // On failure, close the stream: the reactor holds a reference to it until then.
         accepted.inspect_err(|_| stream.close_unaccepted())?;
         Ok(stream)
     }
 
-    /// Notifies of connections that have become available to raccept(3), with the listener's lock
-    /// held. Each of them is an edge, and wakes one of the threads in raccept(3), as with
-    /// accept(2), and never one that leaves it: the only threads that sleep for a listener's
-    /// changes are in raccept(3), and whatever they return from their sleep for, they take a
-    /// connection if there is one. A thread that is cancelled wakes another one.
+    /// Notifies of `connections` that have become available to raccept(3). The caller holds the
+    /// listener's lock. As with accept(2), each connection is an edge and wakes one of the threads
+    /// in raccept(3). No wake-up is wasted on a thread that is about to return without a
+    /// connection: only threads in raccept(3) sleep for a listener's changes, and such a thread
+    /// takes a ready connection whatever ended its sleep. A cancelled thread wakes another one.
     fn notify_ready(&self, connections: usize) {
         if connections == 0 {
             return;
@@ -336,8 +339,8 @@ impl Stream {
         self.watchers.notify(Notice::Changed);
     }
 
-    /// The handshake of an accepted connection has succeeded or failed. Returns `None` if a thread
-    /// of the program, which may have the connection now, holds the lock for long.
+    /// Ends the handshake of an accepted connection. Returns `None` if another thread holds the
+    /// stream's lock for long: raccept(3) may have returned the stream meanwhile.
     pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, result: Result<()>) -> Option<Guard<'a>> {
         let Phase::Accepting(listener) = &state.phase else { return Some(state) };
         let listener = listener.upgrade();
@@ -365,7 +368,7 @@ impl Stream {
                 answer_waiting(state);
                 stream.close_soon();
             }
-            // Evicted, not added yet (`add_accepted`), or made ready by `admit`.
+            // The connection was evicted, is not added yet, or was made ready by `admit`.
             Finished::Unknown => {}
         }
     }
@@ -384,15 +387,15 @@ fn connection_data(domain: c_int, private_data: &[u8]) -> Result<ConnData> {
     private_data.get(skip..).and_then(|data| ConnData::parse(data).ok()).ok_or(Errno::EPROTO)
 }
 
-/// A listener may have a slot for the next request: the reactor answers it.
+/// Makes the reactor answer the next request: there may be a slot for it. Releases the lock.
 fn answer_waiting(state: Guard<'_>) {
     if matches!(&state.phase, Phase::Listening(listening) if listening.has_waiting()) {
         set_listener_timer(state, Instant::now());
     }
 }
 
-/// Sets a listener's timer without its lock: another thread may keep the reactor's lock, and other
-/// calls on the listener do not wait for it. A timer that is set meanwhile stays if it is earlier.
+/// Releases the lock, then sets the listener's timer unless an earlier time is set. Another thread
+/// may hold the reactor's lock, for which other calls on the listener must not wait.
 fn set_listener_timer(state: Guard<'_>, time: Instant) {
     let key = state.key;
     drop(state);
@@ -428,7 +431,7 @@ impl State {
         }
     }
 
-    /// Returns the result of the handshake of an accepted connection, once it is known.
+    /// Returns the result of the handshake of an accepted connection, or `None` while it continues.
     fn handshake_result(&self) -> Option<std::result::Result<(), ()>> {
         match self.phase {
             Phase::Accepting(_) => None,

@@ -19,28 +19,28 @@ use crate::rsocket::wire::ConnData;
 
 /// Number of unaccepted connections of all listeners.
 static UNACCEPTED: AtomicUsize = AtomicUsize::new(0);
-/// The descriptor limit is divided by this: a connection uses two descriptors, and connections may
-/// use half of the limit.
+/// Divisor of the descriptor limit: a connection uses two descriptors, and unaccepted connections
+/// may use half of the limit.
 const DESCRIPTORS_PER_CONNECTION: usize = 4;
 /// Number of unaccepted connections that are always allowed.
 const MIN_LIMIT: usize = 4;
 /// Minimum limit of unanswered requests per listener; a larger backlog raises the limit. A request
 /// uses a kernel id, but no descriptor.
 const MIN_WAITING_LIMIT: usize = 1024;
-/// Number of turns in which requests are read without answering one.
+/// Maximum number of consecutive turns of the reactor in which requests are only read.
 const MAX_READING_TURNS: u32 = 8;
 
-/// How long requests wait after rlisten(3) if raccept(3) was not called yet. Programs set the options
-/// of their connections after rlisten(3) as well, at once: the reference answers requests in
-/// raccept(3). With 2 ms a later connection over soft-iWARP fails with `ENOMEM` where the peers of
-/// the requests gave up meanwhile (half_open); the cause is not known.
+/// How long requests wait after rlisten(3) unless raccept(3) is called. Programs may set the
+/// options of their connections right after rlisten(3), because rdma-core answers requests in
+/// raccept(3). With 2 ms the test half_open fails over soft-iWARP: when the peers of waiting
+/// requests have given up, a later connection fails with `ENOMEM`; the cause is not known.
 const OPTIONS_TIME: Duration = Duration::from_micros(500);
 
-/// How long a connection in the handshake keeps its slot if others wait for one. Its peer may be
-/// connected from its own point of view, with its last message on the way.
+/// Minimum time that a connection in the handshake keeps its slot while requests wait for one. Its
+/// peer may consider itself connected, with its last message on the way.
 const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(250);
-/// Number of waiting requests for each of which that time is divided once more. A burst of honest
-/// peers is usually smaller.
+/// Each group of this many waiting requests adds 1 to the divisor of [`MIN_HANDSHAKE_TIME`]. A
+/// burst of honest peers is usually smaller.
 const WAITING_PER_SHARE: u32 = 32;
 
 /// A slot for one unaccepted connection; released when dropped.
@@ -49,7 +49,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Takes a slot for a listener that uses `own` slots.
+    /// Takes a slot for a listener that uses `own` slots. Returns `None` if none is left for it.
     fn take(own: usize) -> Option<Slot> {
         let limit = limit();
         let take = |all| has_slot(all, own, limit).then_some(all + 1);
@@ -82,46 +82,46 @@ pub fn in_child() {
     UNACCEPTED.store(0, Ordering::Relaxed);
 }
 
-/// Result of a handshake for the listener's lists.
+/// What [`Listening::finish`] has done with a connection.
 pub(super) enum Finished<S = Stream> {
-    /// raccept(3) returns it.
+    /// The connection is ready for raccept(3).
     Ready,
-    /// The caller has to close it.
+    /// The connection was removed, and the caller has to close it.
     Dropped(Arc<S>),
-    /// It is not among the pending ones.
+    /// The connection is not in the pending list.
     Unknown,
 }
 
-/// An unaccepted connection, whose handshake another thread serves.
+/// An unaccepted connection, whose handshake the reactor's event thread serves.
 pub(super) trait Handshake {
-    /// Returns whether the handshake has succeeded, even if the other thread has not told the
+    /// Returns whether the handshake has succeeded, even if the event thread has not informed the
     /// listener yet.
     fn is_established(&self) -> bool;
     /// Ends the handshake of a connection that must give up its slot to another one. Returns false
-    /// if the connection is established; the other thread may not have told the listener yet.
+    /// if the connection is established; the event thread may not have informed the listener yet.
     fn evict(&self) -> bool;
 }
 
 /// A listener's unaccepted connections.
 pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     backlog: usize,
-    /// When the first request may be answered, until raccept(3) is called.
+    /// The time from which on requests are answered. `None` after this time, or after raccept(3).
     answers_from: Option<Instant>,
     /// Requests that were not answered yet, oldest first.
     waiting: VecDeque<R>,
-    /// Requests are not answered: the listener is about to be closed.
+    /// The listener is about to be closed, and answers no more requests.
     is_ending: bool,
-    /// Number of turns since the last answer.
+    /// Number of consecutive turns in which requests were only read.
     reading_turns: u32,
-    /// Since when the requests that wait have found no descriptors.
+    /// Since when the waiting requests have lacked descriptors.
     starved: Option<Instant>,
     /// Number of admitted requests that are being answered, without the listener's lock.
     answering: usize,
-    /// Connections in the handshake with its beginning, oldest first.
+    /// Connections in the handshake with the time at which it began, oldest first.
     pending: VecDeque<(Arc<S>, Slot, Instant)>,
     /// Established connections, for raccept(3).
     ready: VecDeque<(Arc<S>, Slot)>,
-    /// The listener in the table for rsstat(8).
+    /// The listener's entry in the table for rsstat(8).
     _entry: Option<socket_table::Entry>,
 }
 
@@ -145,19 +145,19 @@ impl<S: Handshake, R> Listening<S, R> {
         self.backlog = backlog;
     }
 
-    /// raccept(3) is called. Returns whether requests were waiting for that.
+    /// Notes that raccept(3) was called. Returns whether requests were waiting for the call.
     pub fn accepts(&mut self) -> bool {
         self.answers_from.take().is_some() && self.has_waiting()
     }
 
-    /// Returns when requests may be answered, if that is later than `now`.
+    /// Returns the time from which on requests may be answered, if that is later than `now`.
     pub fn answers_later(&mut self, now: Instant) -> Option<Instant> {
         self.answers_from = self.answers_from.filter(|&time| time > now);
         self.answers_from
     }
 
-    /// Adds a request to those that wait for an answer. The oldest one is rejected if there are too
-    /// many, the new one without memory, or if the listener answers no more.
+    /// Queues a request for an answer. If too many requests wait, the oldest one is rejected. The
+    /// new one is rejected if there is no memory, or the listener answers no more requests.
     pub fn add_waiting(&mut self, request: R) {
         if self.waiting_space() == 0 {
             self.waiting.pop_front();
@@ -167,21 +167,21 @@ impl<S: Handshake, R> Listening<S, R> {
         }
     }
 
-    /// Returns the number of requests that may wait beside those that do.
+    /// Returns the number of further requests that may wait.
     fn waiting_space(&self) -> usize {
         MIN_WAITING_LIMIT.max(self.backlog).saturating_sub(self.waiting.len())
     }
 
     /// Returns the number of requests to read in a turn, at most `limit`. While there is a slot, no
-    /// request that was read is rejected to make space: requests are answered before more are read.
+    /// more requests are read than may wait, so that none is rejected before it could be answered.
     pub fn requests_to_read(&self, limit: usize) -> usize {
         let space = self.waiting_space();
         if space >= limit || self.is_full() { limit } else { space }
     }
 
-    /// Returns whether to answer a request now. As long as there are more requests to read they are
-    /// read first, which takes less time than an answer, but not for ever, and not beyond the limit
-    /// if there is a slot.
+    /// Returns whether to answer a request now, or to read more requests first, which takes less
+    /// time. After [`MAX_READING_TURNS`] turns, or if there is a slot but no more requests may
+    /// wait, a request is answered. `is_drained`: all requests were read.
     pub fn may_answer(&mut self, is_drained: bool) -> bool {
         self.reading_turns += 1;
         let has_no_space = self.waiting_space() == 0 && !self.is_full();
@@ -192,8 +192,8 @@ impl<S: Handshake, R> Listening<S, R> {
         may_answer
     }
 
-    /// Drops the oldest requests, at most `limit`, that are not pending any more. Returns the oldest
-    /// one that is.
+    /// Drops the oldest requests, at most `limit`, until one is still pending. Returns that
+    /// request, or `None` if it has dropped `limit` requests or all.
     pub fn oldest_pending(&mut self, limit: usize, is_pending: impl Fn(&R) -> bool) -> Option<&R> {
         let examined = self.waiting.iter().take(limit);
         let gone = examined.take_while(|request| !is_pending(request)).count();
@@ -207,13 +207,13 @@ impl<S: Handshake, R> Listening<S, R> {
         self.waiting.pop_front()
     }
 
-    /// There are no descriptors for the next connection. Returns whether that has lasted for
-    /// `time`.
+    /// Notes that there are no descriptors for the next connection. Returns whether they have been
+    /// lacking for `time`.
     pub fn lacks_descriptors_for(&mut self, time: Duration) -> bool {
         self.starved.get_or_insert_with(Instant::now).elapsed() >= time
     }
 
-    /// There are descriptors.
+    /// Notes that there are descriptors for the next connection.
     pub fn has_descriptors(&mut self) {
         self.starved = None;
     }
@@ -224,12 +224,12 @@ impl<S: Handshake, R> Listening<S, R> {
         self.end_starving();
     }
 
-    /// If no request waits any more, those that come later wait for descriptors anew.
+    /// If no request waits, resets the time for which requests have lacked descriptors.
     fn end_starving(&mut self) {
         self.starved = self.starved.filter(|_| self.has_waiting());
     }
 
-    /// Puts back the request that was taken last.
+    /// Puts back the request that was taken last, or rejects it if there is no memory.
     pub fn put_back(&mut self, request: R) {
         if self.waiting.try_reserve(1).is_ok() {
             self.waiting.push_front(request);
@@ -247,8 +247,8 @@ impl<S: Handshake, R> Listening<S, R> {
         !self.is_ending && !self.waiting.is_empty()
     }
 
-    /// Requests are not answered from now on: closing the listener rejects those that wait. Returns
-    /// the number of connections that raccept(3) may return, also those in the handshake.
+    /// Stops answering requests; closing the listener rejects those that wait. Returns the number
+    /// of connections that raccept(3) may still return, including those in the handshake.
     pub fn answer_no_more(&mut self) -> usize {
         self.is_ending = true;
         self.answering + self.pending.len() + self.ready.len()
@@ -259,7 +259,7 @@ impl<S: Handshake, R> Listening<S, R> {
         mem::take(&mut self.waiting)
     }
 
-    /// In a child of fork(): the requests are the parent's.
+    /// Forgets the waiting requests in a child of fork(): they belong to the parent.
     pub fn forget_waiting(&mut self) {
         mem::forget(self.take_waiting());
     }
@@ -297,8 +297,8 @@ impl<S: Handshake, R> Listening<S, R> {
         self.oldest_without_slot().map(|(oldest, _)| oldest)
     }
 
-    /// Returns the time at which the oldest pending connection may be evicted, if a new one has to
-    /// wait for that.
+    /// Returns the time at which the oldest pending connection may be evicted. Returns `None` if
+    /// the time has come, or no connection has to be evicted.
     pub fn next_eviction(&self, now: Instant) -> Option<Instant> {
         let (_, begun) = self.oldest_without_slot()?;
         // The more requests wait, the less time there is: most of them may be hostile.
@@ -306,9 +306,9 @@ impl<S: Handshake, R> Listening<S, R> {
         Some(begun + time).filter(|&time| time > now)
     }
 
-    /// If there is no slot for a new connection, makes the oldest pending connections that are
-    /// established available to raccept(3): the next one may be too young to be evicted. Returns
-    /// their number.
+    /// If there is no slot for a new connection, makes established connections at the head of the
+    /// pending list available to raccept(3), so that [`next_eviction`](Self::next_eviction) sees
+    /// the connection that would be evicted. Returns their number.
     pub fn make_established_ready(&mut self) -> usize {
         let before = self.ready.len();
         while self.next_to_evict().is_some_and(|oldest| oldest.is_established())
@@ -347,8 +347,8 @@ impl<S: Handshake, R> Listening<S, R> {
         }
     }
 
-    /// An admitted request has been answered: it is added, or has failed. Perhaps it was admitted
-    /// before the listener was shut down and listened again.
+    /// Notes that an admitted request was answered: its connection is added next, or has failed.
+    /// The counter may be 0 if the listener was shut down, and listened again, since the admission.
     pub fn answered(&mut self) {
         self.answering = self.answering.saturating_sub(1);
     }
@@ -373,7 +373,7 @@ impl<S: Handshake, R> Listening<S, R> {
         None
     }
 
-    /// The handshake of a connection has succeeded or failed.
+    /// Ends the handshake of a connection: makes it ready if it has `succeeded`, or removes it.
     pub fn finish(&mut self, connection: &S, succeeded: bool) -> Finished<S> {
         let is_it = |(pending, ..): &(Arc<S>, Slot, Instant)| std::ptr::eq(&raw const **pending, connection);
         let Some((stream, slot, _)) = self.pending.iter().position(is_it).and_then(|index| self.pending.remove(index))
@@ -384,7 +384,7 @@ impl<S: Handshake, R> Listening<S, R> {
         refused.map_or(Finished::Ready, Finished::Dropped)
     }
 
-    /// Takes all connections; the caller closes them, and has taken the waiting requests.
+    /// Takes all connections, which the caller closes. The caller has taken the waiting requests.
     pub fn take_all(&mut self) -> impl Iterator<Item = Arc<S>> + use<S, R> {
         let (pending, ready) = (mem::take(&mut self.pending), mem::take(&mut self.ready));
         pending.into_iter().map(|(stream, ..)| stream).chain(ready.into_iter().map(|(stream, _)| stream))
@@ -424,7 +424,7 @@ mod tests {
     /// A listener whose requests are numbers.
     type Fixture = Listening<Peer, usize>;
 
-    /// Returns a listener whose backlog is used up by the handshakes of these two.
+    /// Returns a listener whose backlog is used up by the handshakes of two peers, and the peers.
     fn full() -> (Fixture, [Arc<Peer>; 2]) {
         let mut listening = Fixture::new(2, None);
         let peers = [Arc::default(), Arc::default()];
@@ -454,7 +454,7 @@ mod tests {
         first.establish();
         let (slot, evicted) = listening.admit().unwrap();
         assert!(Arc::ptr_eq(&evicted.unwrap(), &second) && second.is_evicted.load(Ordering::Relaxed));
-        // The other thread tells the listener afterwards.
+        // The event thread informs the listener afterwards.
         assert!(matches!(listening.finish(&first, true), Finished::Unknown));
         assert_eq!(listening.ready_count(), 1);
         // There is no handshake to evict.
@@ -483,7 +483,7 @@ mod tests {
         assert_eq!(listening.oldest_pending(4, from_six), Some(&6));
         assert_eq!(listening.oldest_pending(4, from_six), Some(&6));
         assert_eq!(listening.next_waiting(), Some(6));
-        // Their time without descriptors does not count for the next one.
+        // The time that the dropped requests lacked descriptors does not count for the next one.
         assert!(listening.lacks_descriptors_for(Duration::ZERO));
         assert_eq!(listening.oldest_pending(4, |_| false), None);
         assert!(!listening.has_waiting() && listening.starved.is_none());
@@ -497,7 +497,7 @@ mod tests {
         assert!(matches!(ready, Finished::Ready) && listening.answer_no_more() == 2 && !listening.has_waiting());
         listening.add_waiting(2);
         assert!(!listening.has_waiting() && listening.next().is_some());
-        // Another one was admitted before, and is still being answered.
+        // Another request was admitted before, and is still being answered.
         let admitted = listening.admit();
         assert_eq!((admitted.is_some(), listening.answer_no_more()), (true, 2));
         listening.answered();
@@ -546,7 +546,7 @@ mod tests {
 
     #[test]
     fn a_burst_that_the_backlog_has_space_for_is_answered() {
-        // The number of slots of the process is not what this is about: the program accepts each.
+        // Accept each connection at once, so that the process's number of slots does not matter.
         let answer_and_accept = |listening: &mut Fixture| {
             let answered = admit_next(listening);
             listening.pending.clear();
@@ -583,7 +583,7 @@ mod tests {
         listening.add_waiting(2);
         assert!(!listening.awaits_accept());
         assert!(matches!(listening.finish(&first, true), Finished::Ready) && !listening.awaits_accept());
-        // It turns out to be established when the request is about to evict it.
+        // The second connection turns out to be established when a request is about to evict it.
         second.establish();
         let request = listening.next_waiting().unwrap();
         assert!(listening.admit().is_none() && listening.awaits_accept());

@@ -1,5 +1,5 @@
-//! Blocking waits of a stream: as the leader of its completion channel, or until a leader wakes
-//! this thread.
+//! Blocking waits of a stream: the thread sleeps in the completion channel as its leader
+//! ([`channel_leader`]), or until another thread wakes it.
 
 use std::ffi::{c_int, c_short};
 use std::mem;
@@ -16,7 +16,7 @@ use crate::verbs::rc::{ChannelHandle, CqEvent};
 
 /// The state of one blocking call.
 pub(super) struct Wait {
-    /// The time-out of an option, which begins with the first wait.
+    /// Time-out of SO_RCVTIMEO or SO_SNDTIMEO, which begins with the first wait.
     timeout: Option<Duration>,
     deadline: Option<Instant>,
     /// Whether the call has waited before.
@@ -40,7 +40,7 @@ impl Wait {
         self.deadline = Some(deadline);
     }
 
-    /// The call waits. Returns whether it does so for the first time.
+    /// Notes that the call waits. Returns whether this is its first wait.
     #[inline]
     fn begin(&mut self) -> bool {
         let is_first = !mem::replace(&mut self.waited, true);
@@ -56,8 +56,8 @@ fn has_passed(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Returns whether to poll before sleeping. With one CPU, that would only delay the thread or the
-/// kernel work that makes the change.
+/// Returns whether to poll before sleeping. With one CPU, polling would only delay the thread or
+/// the kernel work that makes the change.
 #[inline]
 fn should_spin(state: &mut State) -> bool {
     event::cpus() > 1 && channel_leader::may_lead::<Stream>(state) && state.spinning.begin()
@@ -78,14 +78,14 @@ impl Stream {
                 state = back;
             }
         } else if has_passed(wait.deadline) {
-            // Messages without data end the sleep before the deadline, each time: check the clock
-            // here, too.
+            // Each message without data ends a sleep early: check the deadline here, too.
             return (state, Err(Errno::ETIMEDOUT));
         }
         channel_leader::wait(self, state, wait.deadline)
     }
 
-    /// Waits for a poller of this stream alone: see [`channel_leader::wait_alone`].
+    /// Waits for `wanted` events, for a call that polls only this stream. Returns the pending
+    /// events, or 0 at the deadline; `None` if another thread uses the lock or the channel.
     pub(super) fn wait_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
         let mut state = self.lock_to_poll()?;
         if should_spin(&mut state) {
@@ -95,8 +95,8 @@ impl Stream {
         Some(channel_leader::wait_alone(self, state, deadline, ready)?.map(Option::unwrap_or_default))
     }
 
-    /// Polls the CQs without sleeping for polling_time, but not beyond the deadline. Returns
-    /// whether the stream has changed.
+    /// Polls the CQs without sleeping for polling_time (rsocket(7)), but not beyond the deadline.
+    /// Returns whether the stream has changed.
     #[inline(never)]
     fn spin<'a>(&'a self, state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
@@ -108,8 +108,8 @@ impl Stream {
         (state, changed)
     }
 
-    /// The device and the QP are gone: system calls fail with `EIO` before the connection manager
-    /// reports the removal. No work request completes any more.
+    /// Ends a connection whose device and QP are gone: system calls fail with `EIO` before the
+    /// connection manager reports the removal. No work request completes any more.
     #[cold]
     #[inline(never)]
     fn note_device_gone(&self, state: &mut State) {
@@ -212,17 +212,17 @@ impl EventSource for Stream {
                 return Err(Errno::ETIMEDOUT);
             }
         } else if cancel::may_lose() {
-            // SAFETY: as below.
+            // SAFETY: the channel is live and in blocking mode while it has a leader, see below.
             cancel::sleep(|| unsafe { events.wait() })?;
         } else {
-            // A blocking read: SA_RESTART of the program's handler decides whether a signal ends it.
+            // A blocking read: SA_RESTART of the program's handler says whether a signal ends it.
             // SAFETY: a connection is dropped only after its leader has returned, so the channel is
             // live.
             return cancel::sleep(|| unsafe { events.take() });
         }
-        // Only the leader reads events. A cancelled thread must not have read one: it would never be
-        // acknowledged, and destroying the CQ would wait for that.
-        // SAFETY: as above.
+        // Only the leader reads events, so one is still there. A thread that is cancelled after
+        // reading it would never acknowledge it, and destroying the CQ would wait for ever.
+        // SAFETY: the channel is live while it has a leader, as above.
         cancel::disabled(|| unsafe { events.take() })
     }
 

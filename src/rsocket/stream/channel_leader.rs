@@ -6,8 +6,8 @@
 //! wait. Pollers sleep on the channel's descriptor; while there is a leader they leave the channel
 //! to it and wait to be notified, too.
 //!
-//! Everything outside of this logic is behind [`EventSource`]. The hand-over is model-checked by
-//! the crate in `tests/models` (`scripts/check loom`).
+//! Everything outside of this logic is behind [`EventSource`]. The hand-over of the leadership is
+//! model-checked by the crate in `tests/models` (`scripts/check loom`).
 
 use std::time::{Duration, Instant};
 
@@ -30,10 +30,10 @@ pub(super) struct Until {
     pub any_signal: bool,
 }
 
-/// The state of a stream's completion channel.
+/// Who sleeps in a completion channel, and whether its receive CQ is armed.
 #[derive(Debug, Default)]
 pub(super) struct Leadership {
-    /// The thread that sleeps in the channel, is about to, or has just come back
+    /// The thread that sleeps in the channel, is about to sleep there, or has just woken up
     /// ([`EventSource::this_thread`]); 0 if there is none.
     leader: usize,
     /// The receive CQ is armed, and its event has not been read.
@@ -41,8 +41,8 @@ pub(super) struct Leadership {
 }
 
 impl Leadership {
-    /// Returns whether a thread sleeps in the channel. It must be woken after a change that causes
-    /// no completion.
+    /// Returns whether a thread sleeps in the channel. A change that causes no completion must wake
+    /// this thread.
     pub fn has_leader(&self) -> bool {
         self.leader != 0
     }
@@ -64,7 +64,7 @@ impl Leadership {
     }
 }
 
-/// A completion channel to sleep in: a stream's, or a model's.
+/// A stream with a completion channel to sleep in, or a model of one.
 pub(super) trait EventSource {
     /// State behind the lock.
     type State;
@@ -77,13 +77,13 @@ pub(super) trait EventSource {
     fn this_thread() -> usize;
     /// Locks the state.
     fn lock(&self) -> LockGuard<'_, Self::State>;
-    /// Returns the counter that threads outside of the channel wait on.
+    /// Returns the counter for which threads wait that do not sleep in the channel.
     fn changed(&self) -> &Changes;
     /// Notifies the pollers, if any: the event that they rely on was read, or the leader that would
     /// read it has returned.
     fn notify_pollers(&self);
 
-    /// Returns the state of the channel. Returns `None` without a channel.
+    /// Returns the leadership of the channel, or `None` without a channel.
     fn leadership(state: &mut Self::State) -> Option<&mut Leadership>;
     /// Returns whether the changes that threads wait for raise events in the channel.
     fn uses_channel(state: &Self::State) -> bool;
@@ -98,36 +98,36 @@ pub(super) trait EventSource {
     fn arm_send_cq(&self, state: &mut Self::State) -> bool;
     /// Returns whether the send CQ is armed and its event has not been read.
     fn is_send_cq_armed(state: &Self::State) -> bool;
-    /// The channel cannot be used any more. Notifies the waiting threads.
+    /// Handles a channel that cannot be used any more. Notifies the waiting threads.
     fn channel_failed(&self, state: &mut Self::State);
-    /// Returns the channel, in blocking mode.
+    /// Returns the channel, in blocking mode, or `None` if there is none.
     fn channel(&self, state: &mut Self::State) -> Option<Self::Channel>;
-    /// Waits for an event and reads it.
+    /// Waits for an event and reads it. Returns the event.
     fn sleep(channel: Self::Channel, until: Until) -> Result<Self::Event>;
     /// Runs `sleep`; runs `undo` if the thread is cancelled meanwhile.
     fn with_cleanup<T>(_undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {
         sleep()
     }
-    /// Runs a pause between two polls, in which a signal handler may make calls.
+    /// Runs a pause between two polls, in which a signal handler may make calls of the library.
     fn pause<T>(pause: impl FnOnce() -> T) -> T {
         pause()
     }
-    /// Reads an event without waiting.
+    /// Reads an event without waiting. Fails with `EAGAIN` if there is none.
     fn read_event(&self, state: &mut Self::State) -> Result<Self::Event>;
-    /// Counts an event that was read. Returns whether it is the receive CQ's.
+    /// Counts an event that was read. Returns whether it belongs to the receive CQ.
     fn note_event(state: &mut Self::State, event: &Self::Event) -> bool;
 }
 
 type Guard<'a, S> = LockGuard<'a, <S as EventSource>::State>;
 
-/// Returns whether a thread may wait in the channel.
+/// Returns whether the calling thread may become the leader.
 #[inline]
 pub(super) fn may_lead<S: EventSource>(state: &mut S::State) -> bool {
     S::uses_channel(state) && S::leadership(state).is_some_and(|leadership| !leadership.has_leader())
 }
 
-/// Polls until something has changed, or `is_over` says that the time is over. Returns whether
-/// something has changed. Other threads may take the lock between two polls.
+/// Polls until something has changed, or `is_over` returns true. Returns whether something has
+/// changed. Other threads may take the lock between two polls.
 pub(super) fn spin<'a, S: EventSource>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -136,8 +136,8 @@ pub(super) fn spin<'a, S: EventSource>(
     let count = stream.changed().count();
     let mut is_last = false;
     loop {
-        // Completions are processed even if another thread has changed something. A closed stream
-        // has changed, but the change may be counted later.
+        // Process completions even if another thread has counted a change. A closed stream has
+        // changed, too, but its change may be counted later.
         let processed = stream.process_completions(&mut state);
         if processed || stream.changed().count() != count || !S::uses_channel(&state) {
             return (state, true);
@@ -171,7 +171,7 @@ pub(super) fn wait<'a, S: EventSource>(
     }
 }
 
-/// As [`wait`], while the leader reads the events.
+/// [`wait`] for a thread that cannot be the leader: sleeps until it is notified of a change.
 #[inline(never)]
 fn wait_for_leader<'a, S: EventSource>(
     stream: &'a S,
@@ -193,13 +193,13 @@ fn wait_for_leader<'a, S: EventSource>(
 #[cold]
 fn sleep_briefly<S: EventSource>(stream: &S, deadline: Option<Instant>) -> (Guard<'_, S>, Result<()>) {
     const POLL_INTERVAL: Duration = Duration::from_millis(1);
-    // Without descriptors only the time-out ends the call.
+    // poll(2) without descriptors only sleeps.
     let _ = event::poll(&mut [], Some(POLL_INTERVAL));
     let expired = deadline.is_some_and(|end| Instant::now() >= end);
     (stream.lock(), if expired { Err(Errno::ETIMEDOUT) } else { Ok(()) })
 }
 
-/// As [`wait`], for a thread that may wait in the channel ([`may_lead`]).
+/// [`wait`] for a thread that [`may_lead`]: becomes the leader and sleeps in the channel.
 #[inline(never)]
 pub(super) fn wait_as_leader<'a, S: EventSource>(
     stream: &'a S,
@@ -225,9 +225,9 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     }
 }
 
-/// Waits in the channel, for a poller of this stream alone, until `ready` returns an answer; the
-/// answer is `None` at the deadline. Returns `None` if another thread is the leader. The caller has
-/// checked its condition under the lock that it passes.
+/// Waits in the channel until `ready` returns an answer, for a call that polls only this stream.
+/// Returns the answer, which is `None` at the deadline. Returns an outer `None` if another thread
+/// is the leader.
 pub(super) fn wait_alone<'a, S: EventSource, T>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -261,8 +261,8 @@ pub(super) fn arm_send_cq<S: EventSource>(stream: &S, state: &mut S::State) -> b
     stream.arm_send_cq(state) && (stream.process_completions(state) || !S::uses_channel(state))
 }
 
-/// Arms both CQs as far as needed, then processes completions once more: those from before raise no
-/// event. Returns whether there were any.
+/// Arms both CQs as far as needed, then processes completions once more: earlier completions raise
+/// no event. Returns whether something has changed.
 #[expect(clippy::inline_always, reason = "the usual wait is one function")]
 #[inline(always)]
 pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
@@ -282,8 +282,8 @@ pub(super) fn arm_receive<S: EventSource>(stream: &S, state: &mut S::State) {
     }
 }
 
-/// Arms the receive CQ unless it is armed. Returns whether it was armed now. Fails without a channel
-/// (false), or if the request failed, which has changed the state (true).
+/// Arms the receive CQ unless it is armed. Returns whether it was armed now. Fails with `false` if
+/// there is no channel, and with `true` if the request failed and changed the state.
 #[expect(clippy::inline_always, reason = "the usual wait is one function")]
 #[inline(always)]
 fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> std::result::Result<bool, bool> {
@@ -291,7 +291,7 @@ fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> std::result:
     if leadership.armed {
         return Ok(false);
     }
-    // Set first: processing completions may arm the CQ, too.
+    // Set the flag first: processing completions may arm the CQ, too.
     leadership.armed = true;
     if !stream.arm_recv_cq(state) {
         if let Some(leadership) = S::leadership(state) {
@@ -302,7 +302,7 @@ fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> std::result:
     Ok(true)
 }
 
-/// Makes the calling thread the leader. Returns the channel to sleep in.
+/// Makes the calling thread the leader. Returns the channel to sleep in, or `None` without one.
 #[expect(clippy::inline_always, reason = "the usual wait is one function")]
 #[inline(always)]
 fn become_leader<S: EventSource>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
@@ -311,7 +311,7 @@ fn become_leader<S: EventSource>(stream: &S, state: &mut S::State) -> Option<S::
     Some(channel)
 }
 
-/// The leader has returned from its sleep, with an event if it has read one.
+/// Ends the leadership of a thread that has returned from its sleep, and has read `event`, if any.
 #[expect(clippy::inline_always, reason = "the usual wait is one function")]
 #[inline(always)]
 fn resign<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
@@ -321,21 +321,21 @@ fn resign<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Ev
     if let Some(event) = event {
         count_event::<S>(state, event);
     }
-    // One of the waiting threads becomes the leader if this thread does not wait any more.
+    // Wake the waiting threads: one of them becomes the leader if this thread does not wait again.
     if !stream.process_completions(state) {
         stream.changed().notify();
     }
     stream.notify_pollers();
 }
 
-/// The leader was cancelled.
+/// Ends the leadership of a thread that was cancelled in its sleep.
 #[cold]
 #[inline(never)]
 fn resign_cancelled<S: EventSource>(stream: &S) {
     resign(stream, &mut stream.lock(), None);
 }
 
-/// Counts an event that was read, after which the CQ is not armed any more.
+/// Counts an event that was read. Its CQ is not armed any more.
 #[inline]
 fn count_event<S: EventSource>(state: &mut S::State, event: &S::Event) {
     if S::note_event(state, event)
@@ -346,8 +346,8 @@ fn count_event<S: EventSource>(state: &mut S::State, event: &S::Event) {
 }
 
 /// Reads the event after a poller has found the channel readable, unless there is a leader, which
-/// reads it and notifies the pollers. Reads the events of both CQs if both may be pending: an
-/// edge-triggered watcher would not notice the second one.
+/// reads it and notifies the pollers. Reads the events of both CQs if both may be pending, because
+/// an edge-triggered watcher would not notice the second one.
 pub(super) fn take_event<S: EventSource>(stream: &S, state: &mut S::State) {
     if S::leadership(state).is_none_or(|leadership| leadership.has_leader()) {
         return;
@@ -381,13 +381,13 @@ pub(super) fn wait_for_no_leader<'a, S: EventSource>(
     Ok(state)
 }
 
-/// Waits for a change, or for less: the caller checks its condition in a loop, which repeats an
-/// interrupted wait.
+/// Waits for a change. May return early, for example after a signal: the caller checks its
+/// condition in a loop.
 pub(super) fn wait_for_change<'a, S: EventSource>(stream: &'a S, state: Guard<'a, S>) -> Guard<'a, S> {
     wait_for_change_until(stream, state, None).0
 }
 
-/// As [`wait_for_change`]; fails as [`wait`] does.
+/// [`wait_for_change`] with a deadline. Fails with `ETIMEDOUT` or `EINTR`, as [`wait`] does.
 pub(super) fn wait_for_change_until<'a, S: EventSource>(
     stream: &'a S,
     state: Guard<'a, S>,

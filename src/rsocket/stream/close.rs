@@ -1,9 +1,9 @@
-//! Shutting down and closing, a listener, too.
+//! Shutting down and closing streams and listeners.
 //!
-//! What is left to do then is an [`Ending`]: the last message is sent, all data arrives, an iWARP
-//! connection is ended gracefully. The call waits for that, or the reactor does, which looks at
-//! intervals: the data of a non-blocking socket arrives after rshutdown(3) or rclose(3) has
-//! returned. No stream delays another. A process that calls exit(3) waits for all of them together.
+//! After rshutdown(3) or rclose(3), an [`Ending`] remains: the last message is sent, all data
+//! arrives, and an iWARP connection is ended gracefully. The call waits for the ending, or the
+//! reactor checks it at intervals: the data of a non-blocking socket arrives after the call has
+//! returned. No stream delays another one. exit(3) waits for all endings together.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,18 +32,19 @@ const SHORT_CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 const GRACEFUL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time-out of exit(3) for all streams together.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval until the reactor's first look. It doubles each time, up to the maximum.
+/// Interval until the reactor first checks an ending. It doubles with each check, up to
+/// `MAX_INTERVAL`.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_INTERVAL: Duration = Duration::from_millis(256);
-/// The descriptor limit is divided by this: a stream that is closed in the background uses two
-/// descriptors, and all of them may use a quarter of the limit.
+/// Divisor of the descriptor limit: a stream that is closed in the background uses two descriptors,
+/// and all such streams may use a quarter of the limit.
 const DESCRIPTORS_PER_STREAM: usize = 8;
 /// Time-out of a closed stream while many streams are closed in the background.
 const CROWDED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Number of streams that are shut down in the background.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
-/// Number of these streams that the program has closed.
+/// Number of streams that the program has closed, and the reactor has not released.
 static CLOSED: AtomicUsize = AtomicUsize::new(0);
 /// Counts streams whose background shutdown has finished.
 static FINISHED: Changes = Changes::new();
@@ -56,11 +57,11 @@ struct Ending {
     message: Option<Control>,
     deadline: Instant,
     /// An iWARP connection is ended gracefully when everything was sent: a completed work request
-    /// only means that TCP has the data, which would be discarded with the connection.
+    /// only means that TCP holds the data, and closing the connection would discard it.
     graceful: bool,
     /// The graceful disconnect is in progress.
     disconnecting: bool,
-    /// Until when a call waits for the graceful end, once it has begun: the peer may be gone.
+    /// Deadline of a waiting call once the graceful end has begun: the peer may be gone.
     call_deadline: Option<Instant>,
 }
 
@@ -69,7 +70,7 @@ impl Ending {
         Ending { message, deadline, graceful, disconnecting: false, call_deadline: None }
     }
 
-    /// Continues the ending. Returns whether all data has arrived, or no more will.
+    /// Continues the ending without waiting. Returns whether all data has arrived, or no more will.
     fn is_over(&mut self, stream: &Stream, state: &mut State) -> bool {
         stream.process_completions(state);
         let Some(connection) = &mut state.connection else { return true };
@@ -96,9 +97,9 @@ impl Ending {
         state.is_flushed() && !self.goes_on_gracefully(state)
     }
 
-    /// After the data: has an RDMA read follow it. If the peer takes none, disconnects, and the
-    /// ending is over when the peer's adapter has disconnected, too. Returns false if nothing is to
-    /// be done.
+    /// Ends the connection gracefully when all data was sent: posts an RDMA read, whose completion
+    /// shows that the data has arrived. If the peer takes no reads, disconnects: then the ending is
+    /// over when the peer's adapter has disconnected, too. Returns false if there is nothing to do.
     fn goes_on_gracefully(&mut self, state: &mut State) -> bool {
         if !self.graceful || !state.needs_graceful_end() {
             return false;
@@ -113,11 +114,11 @@ impl Ending {
     }
 }
 
-/// An ending that the reactor looks after.
+/// An ending that the reactor checks at intervals.
 pub(super) struct Background {
     ending: Ending,
     started: Instant,
-    /// Interval until the next look.
+    /// Interval until the next check.
     interval: Duration,
     /// The program has closed the stream, and it was removed from all epoll instances.
     closed: bool,
@@ -202,8 +203,8 @@ pub fn in_child() {
 }
 
 impl Stream {
-    /// rshutdown(3). Returns when the peer's adapter has all sent data; at once on a non-blocking
-    /// socket.
+    /// rshutdown(3). Returns when the peer's adapter (on iWARP, this side's TCP) has all sent data;
+    /// at once on a non-blocking socket.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let [read, write] = directions(how)?;
         let mut state = self.enter()?;
@@ -233,9 +234,9 @@ impl Stream {
         result
     }
 
-    /// Cancels an attempt to connect. Fails with `EISCONN` if it has succeeded.
+    /// Cancels an attempt to connect, if there is one. Fails with `EISCONN` if it has succeeded.
     pub fn cancel_attempt(&self) -> Result<()> {
-        // Under the lock under which the last message of the handshake is sent.
+        // The handshake's last message is sent under this lock: the phase cannot change meanwhile.
         let mut state = self.enter()?;
         match state.phase {
             Phase::Connecting(_) => self.cancel_connect(&mut state),
@@ -244,13 +245,14 @@ impl Stream {
         }
     }
 
-    /// Shuts down a connection that the program uses no more, and ends it gracefully.
+    /// Shuts down both directions of a connection, and ends the connection gracefully.
     fn end_connection<'a>(&'a self, state: Guard<'a>, deadline: Instant, waits: bool) -> Guard<'a> {
         self.shut_down(state, [true, true], deadline, waits, true)
     }
 
-    /// Shuts down a connection for reading, writing, or both. The call waits until all sent data
-    /// has arrived, at most until `deadline`, or the reactor does. `graceful`: see [`Ending`].
+    /// Shuts down a connection for reading, writing, or both. If the call `waits`, it does so until
+    /// all sent data has arrived, at most until `deadline`; otherwise the reactor continues.
+    /// `graceful`: see [`Ending`].
     fn shut_down<'a>(
         &'a self,
         mut state: Guard<'a>,
@@ -263,9 +265,9 @@ impl Stream {
         // An earlier shutdown may still be in progress in the background.
         let earlier = state.take_background();
         let message = message.or_else(|| earlier.as_ref()?.ending.message);
-        // A call of the ended direction returns before the flush, which may wait for a dead link.
+        // Wake the calls of the ended direction before the flush, which may wait for a dead link.
         self.wake_all(&mut state);
-        // Another thread may be in rshutdown(3), whose wait a close would end.
+        // Another thread may wait for the flush in rshutdown(3). Closing now would end its wait.
         let is_pending = message.is_some() || earlier.is_some() || both && state.is_flush_awaited();
         if is_pending || graceful && state.needs_graceful_end() {
             let ending = Ending::new(message, deadline, graceful);
@@ -289,7 +291,7 @@ impl Stream {
             }
             let result;
             (state, result) = if ending.disconnecting {
-                // No completion tells that the peer's adapter has disconnected.
+                // No completion reports that the peer's adapter has disconnected.
                 channel_leader::wait_for_change_until(self, state, Some(ending.deadline))
             } else {
                 wait.end_by(ending.call_deadline.map_or(ending.deadline, |deadline| deadline.min(ending.deadline)));
@@ -304,8 +306,8 @@ impl Stream {
         state
     }
 
-    /// Has the reactor look after an ending, unless it is over: usually the message can be sent at
-    /// once, and often it has arrived already.
+    /// Leaves an ending to the reactor, unless it is over at once: usually the last message can be
+    /// sent, and often it has arrived already.
     fn leave_to_reactor<'a>(&'a self, mut state: Guard<'a>, mut ending: Ending) -> Guard<'a> {
         state.begin_flush();
         if ending.is_over(self, &mut state) || state.key.is_none() {
@@ -344,7 +346,7 @@ impl Stream {
                 diag::closed(self.fd, &cm::log::endpoints(state.id()?.id()), sent, received);
             }
         }
-        // The calls of other threads fail now. What follows wakes the leader.
+        // The calls of other threads fail from now on. The steps below wake the leader.
         self.notify(Notice::Changed);
         if limit.is_zero() {
             state.take_background();
@@ -365,8 +367,9 @@ impl Stream {
         Ok(())
     }
 
-    /// Leaves the rest of rclose(3) to the reactor. Fails if nothing is left to do, or if no
-    /// descriptor is available.
+    /// Leaves the rest of rclose(3) to the reactor. Returns the lock as the error if nothing is
+    /// left to do. Also does so, after a short wait for the data, if no descriptor is available or
+    /// too many streams are closed in the background.
     fn close_in_background<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> std::result::Result<(), Guard<'a>> {
         let state = self.end_connection(state, deadline, false);
         if state.background.is_none() {
@@ -376,29 +379,29 @@ impl Stream {
             Ok(()) => return Ok(()),
             Err(state) => state,
         };
-        // No descriptor, or too many streams are closed in the background: a peer that is alive
-        // gets all data within this time.
+        // There is no descriptor, or too many streams are closed in the background. A peer that is
+        // alive gets all data within this time-out.
         let message = state.take_background().and_then(|background| background.ending.message);
         Err(self.wait_for(state, Ending::new(message, Instant::now() + SHORT_CLOSE_TIMEOUT, false)))
     }
 
-    /// rclose(3) of a stream that is shut down in the background: the stream continues on another
-    /// descriptor. Fails if none is available.
+    /// rclose(3) of a stream that is shut down in the background: moves the stream to another
+    /// descriptor. Fails if none is available, or too many streams are being closed.
     pub(super) fn detach_fd<'a>(&'a self, mut state: Guard<'a>) -> std::result::Result<(), Guard<'a>> {
         let moved = if has_many_closed(1) { Err(Errno::EMFILE) } else { state.relocate() };
         let Ok(number) = moved else { return Err(state) };
         drop(state);
         self.notify(Notice::Closed);
-        // Only now: an epoll must not remove a descriptor that the reactor has closed, whose number
-        // another rsocket may have.
+        // The reactor may close the stream's descriptors only now: before, an epoll might have
+        // removed a descriptor whose number another rsocket already has.
         self.lock().background.iter_mut().for_each(Background::close);
-        // Another thread may get this number for a new rsocket at once, and add it to an
-        // epoll, which must have forgotten this stream.
+        // Free the old number last: another thread may get it for a new rsocket at once, and add it
+        // to an epoll, which must have forgotten this stream.
         drop(number);
         Ok(())
     }
 
-    /// The time of the reactor's next look has come.
+    /// Continues a background ending when its timer has expired.
     pub(super) fn continue_in_background(&self, mut state: Guard<'_>) {
         let Some(mut background) = state.background.take() else { return };
         let is_over = background.is_crowded() || background.ending.is_over(self, &mut state);
@@ -415,8 +418,8 @@ impl Stream {
         if !is_over || state.is_used_unlocked() || state.is_being_detached() {
             return state.schedule_look();
         }
-        // The worker releases the connection, with commands that may block. The process
-        // may exit before.
+        // The worker thread releases the connection, with commands that may block. The process may
+        // exit before that.
         if state.move_to(Role::Setup) {
             state.background.as_mut().into_iter().for_each(Background::finish);
             state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
@@ -429,16 +432,17 @@ impl Stream {
     }
 
     /// Flushes a stream in the background when the process exits without rclose(3); the stream
-    /// itself stays. Does nothing in a signal handler that has interrupted a call which holds the
-    /// lock or uses the connection without it, nor if another thread holds the lock for long.
-    /// Unless `all` is set, flushes only streams that hold data, and iWARP streams that the program
-    /// has shut down, whose data would otherwise be lost with the connection.
+    /// itself stays. Does nothing in a signal handler that has interrupted the lock's holder, or if
+    /// another thread holds the lock for long. Unless `all` is set, flushes only streams that hold
+    /// data, and iWARP streams that the program has shut down, whose data would otherwise be lost
+    /// with the connection.
     pub fn flush_on_exit(&self, all: bool) {
         if !self.owner.is_this_process() {
             return;
         }
         let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return };
-        // An adapter may discard what is posted only now.
+        // Held data is posted only now, and an adapter may discard it when the process ends: flush
+        // it.
         let had_held = Self::has_held(&state);
         self.send_held(&mut state);
         let connected = matches!(state.phase, Phase::Connected);
@@ -458,8 +462,8 @@ impl Stream {
         }
     }
 
-    /// As [`close_unaccepted`](Self::close_unaccepted), for the thread that handles events: the
-    /// worker releases the resources, with commands that may block.
+    /// [`close_unaccepted`](Self::close_unaccepted) for the reactor's event thread: the worker
+    /// thread releases the resources, with commands that may block.
     pub(super) fn close_soon(&self) {
         let mut state = self.lock();
         if state.is_closed() {
@@ -474,7 +478,7 @@ impl Stream {
         }
     }
 
-    /// Releases the stream's resources once no thread sleeps in the completion channel.
+    /// Closes the stream, and releases its resources once no thread sleeps in the channel.
     fn finish_close<'a>(&'a self, mut state: Guard<'a>) {
         let mut phase = state.end(Phase::Closed);
         if let Phase::Listening(_) = phase {
@@ -487,10 +491,11 @@ impl Stream {
             connection.flush_qp();
         }
         drop(state);
-        // Without the lock: a watcher polls its members when it drops one.
+        // Without the lock: a repoll takes a lock that must not be taken under a stream's lock.
         self.notify(Notice::Closed);
-        // Rejecting a thousand requests takes a while, and handshakes that end meanwhile need the
-        // lock. No other thread uses the id or the channel of a closed listener; both are needed.
+        // Reject without the lock: a thousand rejections take a while, and handshakes that end
+        // meanwhile need the lock. No other thread uses the id and the channel that rejecting
+        // needs.
         if let Phase::Listening(listening) = &mut phase {
             drop(listening.take_waiting());
         }
@@ -500,8 +505,8 @@ impl Stream {
                 state.release();
                 self.channel_fd.store(-1, Ordering::Relaxed);
             }
-            // The interrupted call of this thread holds the last reference to the stream, and
-            // releases it when it returns.
+            // This thread's interrupted call holds the last reference to the stream, and releases
+            // the stream when it returns.
             Err(mut state) => state.key.take().into_iter().for_each(reactor::unregister),
         }
         if let Phase::Listening(mut listening) = phase {
@@ -529,8 +534,8 @@ impl Stream {
         let streams = listening.take_all();
         let result = self.reset(&mut state);
         state.shut_read = true;
-        // Rejecting a thousand requests takes a while: other calls get the lock meanwhile. The
-        // requests need the channel, which rclose(3) of another thread would free.
+        // Reject without the lock: a thousand rejections take a while. Until they are done,
+        // rclose(3) of another thread must not free the channel that they need.
         state.rejecting += 1;
         drop(state);
         self.notify(Notice::Changed);
@@ -544,7 +549,7 @@ impl Stream {
         result
     }
 
-    /// Waits until no thread rejects requests, which are still on the channel, without the lock.
+    /// Waits until no thread rejects requests without the lock, which uses the channel.
     pub(super) fn wait_for_rejects<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         while state.is_rejecting() {
             state = channel_leader::wait_for_change(self, state);
@@ -553,7 +558,7 @@ impl Stream {
     }
 }
 
-/// Returns whether rshutdown(3) with this argument ends reading, and writing.
+/// Returns whether rshutdown(3) with this argument ends reading, and whether it ends writing.
 fn directions(how: c_int) -> Result<[bool; 2]> {
     match how {
         libc::SHUT_RD => Ok([true, false]),
@@ -563,8 +568,8 @@ fn directions(how: c_int) -> Result<[bool; 2]> {
     }
 }
 
-/// Returns how long the data of a closed socket has to arrive, and whether rclose(3) waits for
-/// that. As with TCP, SO_LINGER makes the call wait even if the socket is non-blocking.
+/// Returns how long the data of a closed socket has to arrive, and whether rclose(3) waits for the
+/// data. As with TCP, SO_LINGER makes the call wait even if the socket is non-blocking.
 fn close_timeout(linger: Linger, nonblocking: bool) -> (Duration, bool) {
     match linger {
         Linger::On(seconds) => (Duration::from_secs(seconds.unsigned_abs().into()), true),
@@ -601,7 +606,7 @@ impl State {
         !self.cm_disconnected && connection.is_some_and(|connection| connection.is_flush_awaited())
     }
 
-    /// A call, or the reactor, waits from now on until all sent data has arrived.
+    /// Notes that a call, or the reactor, waits until all sent data has arrived.
     fn begin_flush(&mut self) {
         self.connection.iter_mut().for_each(|connection| connection.begin_flush());
     }
@@ -621,23 +626,23 @@ impl State {
         !self.cm_disconnected && self.connection.as_ref().is_some_and(|connection| connection.needs_graceful_end())
     }
 
-    /// Takes over what the reactor looks after.
+    /// Takes the background ending from the reactor, if there is one.
     fn take_background(&mut self) -> Option<Background> {
         let background = self.background.take()?;
         self.end_flush();
         Some(background)
     }
 
-    /// Returns whether rclose(3) has not finished its part ([`Stream::detach_fd`]).
+    /// Returns whether rclose(3) has not moved the stream to another descriptor yet.
     fn is_being_detached(&self) -> bool {
         matches!(self.phase, Phase::Closing) && self.background.as_ref().is_some_and(|background| !background.closed)
     }
 
-    /// Makes the reactor look after the interval.
+    /// Sets the timer for the reactor's next check of the background ending.
     fn schedule_look(&mut self) {
         let (Some(background), Some(key)) = (&mut self.background, self.key) else { return };
         let (now, deadline) = (Instant::now(), background.ending.deadline);
-        // A finished one may be kept for longer.
+        // A finished ending may be kept beyond its deadline.
         let time = if now < deadline { deadline.min(now + background.interval) } else { now + MIN_INTERVAL };
         background.interval = (background.interval * 2).min(MAX_INTERVAL);
         reactor::set_timer(key, Some(time));
@@ -699,7 +704,7 @@ mod tests {
             (false, &[RD, WR], &[Disconnect], true),
             (false, &[WR, RD], &[Shutdown, Disconnect], true),
             (false, &[RDWR, RDWR, WR], &[Disconnect], true),
-            // The peer has ended its direction: it hears of the end of the connection.
+            // The peer has ended its direction, and is notified of the end of the connection.
             (true, &[RD], &[], false),
             (true, &[WR], &[Disconnect], true),
         ] {

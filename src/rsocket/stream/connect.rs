@@ -24,10 +24,10 @@ use crate::verbs::IBV_TRANSPORT_IWARP;
 
 /// Time-out of the first attempt to resolve; it doubles with each further attempt.
 const FIRST_TIMEOUT_MS: u32 = 1000;
-/// Number of attempts to resolve the address, and then the route.
+/// Maximum number of attempts to resolve the address, and of attempts to resolve the route.
 const MAX_TRIES: u32 = 6;
 /// Number of local ports to try. Only iWARP needs more than one: the connection manager chooses a
-/// port that none of its ids has, but one of the kernel's TCP sockets may have it.
+/// port that none of its ids uses, but a TCP socket of the kernel may use it.
 const MAX_PORTS: u32 = 32;
 
 /// An attempt to connect.
@@ -45,8 +45,8 @@ impl Attempt {
         Attempt { dst, tries: 1, ports: 1 }
     }
 
-    /// After a failure to resolve, returns the time-out in milliseconds with which the step is
-    /// tried again, if it is.
+    /// Returns the time-out in milliseconds for another attempt at a step that has failed with
+    /// `error`, or `None` to give up.
     fn next_timeout(&mut self, error: Errno) -> Option<c_int> {
         if error != Errno::ETIMEDOUT || self.tries == MAX_TRIES {
             return None;
@@ -144,7 +144,7 @@ impl Stream {
         state.end_of_connect()
     }
 
-    /// Begins to connect, which the reactor continues.
+    /// Begins an attempt to connect, which the reactor continues.
     fn begin_attempt(self: &Arc<Self>, state: &mut State, dst: &SockAddr) -> Result<()> {
         let dst = dst.canonical();
         let rebound = state.rebound_for(self.domain, &dst)?;
@@ -155,7 +155,7 @@ impl Stream {
             state.bind_id(self.domain, &own)?;
         }
         if let Err(error) = state.id()?.resolve_addr(&dst, FIRST_TIMEOUT_MS as c_int) {
-            // The kernel may have bound the id to an address of its choice.
+            // The next attempt needs a new id: the kernel may have bound this one to an address.
             state.phase = Phase::Failed { reported: true };
             return Err(error);
         }
@@ -201,19 +201,19 @@ impl Stream {
         Some(state)
     }
 
-    /// Runs a part of connecting that may block in commands. Meanwhile no poll event is pending
-    /// (phase `Connecting`), so pollers do not wait for the lock
-    /// ([`lock_to_poll`](Self::lock_to_poll)). The phase changes, and pollers are notified, only
-    /// afterwards.
+    /// Runs a part of connecting that may block in commands to the kernel or device. Meanwhile no
+    /// poll event is pending, because the phase is `Connecting`, so pollers need not wait for the
+    /// lock ([`lock_to_poll`](Self::lock_to_poll)). The phase changes, and pollers are notified,
+    /// only afterwards.
     fn in_command<T>(&self, state: &mut State, run: impl FnOnce(&Stream, &mut State) -> T) -> T {
-        // Polling a stream that was handed over reports an event.
+        // A stream that was handed over has a poll event in every phase.
         self.in_command.store(!state.handed_over, Ordering::SeqCst);
         let result = run(self, state);
         self.in_command.store(false, Ordering::SeqCst);
         result
     }
 
-    /// The route is resolved: creates the QP and sends the connection request.
+    /// Creates the QP and sends the connection request, after the route was resolved.
     fn send_request(&self, state: &mut State) -> Result<()> {
         let unconnected = state.make_unconnected()?;
         let id = state.id()?;
@@ -232,7 +232,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Sending the request has failed: begins again with a new id if another port may help.
+    /// Handles a failure to send the request: begins again with a new id if another port may help.
     #[cold]
     fn use_another_port(&self, state: &mut State, error: Errno) -> Result<()> {
         let is_bound = state.bound.is_some();
@@ -245,14 +245,14 @@ impl Stream {
         state.id()?.resolve_addr(&dst, FIRST_TIMEOUT_MS as c_int)
     }
 
-    /// The peer has accepted the connection request.
+    /// Completes the connection when the peer has accepted the request.
     fn established(&self, state: &mut State, event: &Event) -> Result<()> {
         // A peer that accepts with other private data does not use the rsocket protocol.
         let peer = ConnData::parse(event.data()).map_err(|_| Errno::ECONNREFUSED)?;
         let unconnected = state.unconnected.take().ok_or(Errno::EIO)?;
         let connect = |_: &Stream, _: &mut State| unconnected.connect(&peer, event.takes_reads);
         let connection = self.in_command(state, connect).inspect_err(|_| {
-            // For the peer the connection is established.
+            // The peer considers the connection established.
             let _ = state.id().and_then(CmId::disconnect);
         })?;
         state.connection = Some(connection);
@@ -263,7 +263,7 @@ impl Stream {
         Ok(())
     }
 
-    /// The connection is established, on either side.
+    /// Completes the setup of a connection, on the active or the passive side.
     pub(super) fn on_connected(&self, state: &mut State) {
         if let (Some(connection), Some(id)) = (&mut state.connection, &state.id) {
             if !state.shut_write {
@@ -277,7 +277,7 @@ impl Stream {
         self.notify(Notice::Changed);
     }
 
-    /// The connection manager has reported the end of the connection, or the removal of the device.
+    /// Handles an event that may report the end of the connection, or the removal of the device.
     fn handle_disconnect_event(&self, state: &mut State, kind: crate::ffi::rdma_cm_event_type) {
         if let Some(error) = loss_of(kind) {
             self.connection_lost(state, error);
@@ -285,7 +285,7 @@ impl Stream {
     }
 
     fn connection_lost(&self, state: &mut State, error: Errno) {
-        // Data that arrived before stays readable; the peer's last message counts, too.
+        // Data that has arrived before stays readable, and the peer's last message has its effect.
         self.process_completions(state);
         state.disconnect(Some(error));
         state.cm_disconnected = true;
@@ -293,13 +293,13 @@ impl Stream {
         self.notify(Notice::Changed);
     }
 
-    /// No event can be read from the channel any more: the process has changed its credentials, and
-    /// may not open another channel. A connection counts as ended, because that is what its next
-    /// event would report.
+    /// Handles the loss of the event channel: the process has changed its credentials, and may not
+    /// open another channel, so no event can be read any more. A connection counts as ended, which
+    /// is what its next event would report.
     #[cold]
     pub(super) fn event_channel_lost(&self, mut state: Guard<'_>, error: Errno) {
         if let Some(key) = state.key.take() {
-            // The channel stays readable.
+            // The channel stays readable, so it must not be watched.
             reactor::unregister(key);
         }
         match &state.phase {
@@ -316,7 +316,7 @@ impl Stream {
         }
     }
 
-    /// The attempt to connect has failed.
+    /// Ends an attempt to connect that has failed.
     fn fail(&self, state: &mut State, error: Errno) {
         state.phase = Phase::Failed { reported: false };
         state.error = Some(error);
@@ -324,7 +324,7 @@ impl Stream {
         self.notify(Notice::Changed);
     }
 
-    /// Handles the keepalive timer. By now, the last keepalive has completed if it failed.
+    /// Handles the keepalive timer: sends a keepalive, unless the previous one has failed.
     pub(super) fn keep_alive(&self, state: &mut State) {
         self.process_completions(state);
         // A thread that held the lock may have disabled keepalive after the timer expired.
@@ -358,7 +358,7 @@ impl State {
     fn bind_id(&self, domain: c_int, addr: &SockAddr) -> Result<()> {
         let id = self.id()?;
         if let Some(v6only) = self.options.v6only {
-            // With the option switched off, the wildcard address of IPv4 would include IPv6, too.
+            // Also on for an IPv4 address of an IPv6 socket: the wildcard would include IPv6.
             let on = c_int::from(v6only || domain == AF_INET6 && addr.family() == AF_INET);
             id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on.to_ne_bytes())?;
         }
@@ -375,15 +375,16 @@ impl State {
             Phase::Connected | Phase::Disconnected if self.success_unreported => Ok(First::Report),
             Phase::Connected | Phase::Disconnected | Phase::Accepting(_) | Phase::Listening(_) => Err(Errno::EISCONN),
             Phase::Failed { reported: true } => Ok(First::BeginAgain),
-            // As with TCP, the next call returns the error of an attempt in the background, even if
-            // SO_ERROR was read.
+            // As with TCP, the next call reports the failure of an attempt in the background, even
+            // if SO_ERROR has returned the error.
             Phase::Failed { reported: false } => Err(self.report_failed_attempt().unwrap_or(Errno::ECONNABORTED)),
             Phase::Closing | Phase::Closed => Err(Errno::EBADF),
         }
     }
 
     /// Returns the address to bind the id to in place of `bound` when it connects to `dst`, if they
-    /// differ: an IPv6 socket that is bound to the wildcard address reaches IPv4 peers, too.
+    /// differ: an IPv6 socket that is bound to the wildcard address reaches IPv4 peers, too. Fails
+    /// if the bound address cannot reach `dst`.
     fn rebound_for(&self, domain: c_int, dst: &SockAddr) -> Result<Option<SockAddr>> {
         let to_ipv4 = domain == AF_INET6 && dst.family() == AF_INET;
         match &self.bound {
@@ -417,7 +418,7 @@ impl State {
         }
     }
 
-    /// Logs a failure that no event reports.
+    /// Logs a failure on this side, after an event that has reported success.
     #[cold]
     fn log_failure(&self, kind: Option<crate::ffi::rdma_cm_event_type>, error: Errno) {
         let cause = match kind {
@@ -432,15 +433,15 @@ impl State {
         }
     }
 
-    /// Sets the timer for the next keepalive, or clears it.
+    /// Sets the timer for the next keepalive, or clears the timer.
     pub(super) fn set_keep_alive(&self) {
         if let Some((key, time)) = self.keep_alive_timer() {
             reactor::set_timer(key, time);
         }
     }
 
-    /// Returns the key of the timer and the time of the next keepalive, if there is one; `None`
-    /// while the timer is for something else: a background close, or requests of a listener.
+    /// Returns the key of the timer and the time of the next keepalive, if there is one. Returns
+    /// `None` while the timer serves a background ending, or the requests of a listener.
     fn keep_alive_timer(&self) -> Option<(Key, Option<Instant>)> {
         let is_connected = matches!(self.phase, Phase::Connected);
         let is_free = self.background.is_none() && (is_connected || matches!(self.phase, Phase::Disconnected));
@@ -450,9 +451,9 @@ impl State {
         Some((key, on.then(|| Instant::now() + time)))
     }
 
-    /// As with TCP, the first call after an attempt that went on in the background returns its
-    /// success, or the error with which the connection has ended since, even if `SO_ERROR` was
-    /// read.
+    /// For the first rconnect(3) after an attempt that has succeeded in the background: returns
+    /// success or, as with TCP, the error with which the connection has ended since, even if
+    /// `SO_ERROR` was read.
     fn report_success(&mut self) -> Result<()> {
         self.success_unreported = false;
         if self.ended_with_error { Err(self.take_error().unwrap_or(Errno::ECONNABORTED)) } else { Ok(()) }
@@ -488,7 +489,7 @@ impl State {
         id.resolve_route(FIRST_TIMEOUT_MS as c_int)
     }
 
-    /// The address or route was not resolved: tries again with more time after a time-out.
+    /// Handles a failure to resolve address or route: after a time-out, tries again with more time.
     fn retry_resolve(&mut self, event: &Event) -> Result<()> {
         let error = errno_of(event.kind, event.status);
         let Phase::Connecting(attempt) = &mut self.phase else { return Err(error) };
@@ -505,8 +506,8 @@ pub(super) fn initiator_depth(id: &CmId) -> u8 {
     u8::from(id.id().transport() == Some(IBV_TRANSPORT_IWARP))
 }
 
-/// Returns the error of a connection that an event ends. Not `RDMA_CM_EVENT_UNREACHABLE`: it reports
-/// that the hardware address of the peer's neighbour entry has changed, and the QP goes on.
+/// Returns the error with which an event ends a connection, if it does. `RDMA_CM_EVENT_UNREACHABLE`
+/// does not: it reports that the peer's neighbour entry has a new hardware address.
 fn loss_of(kind: crate::ffi::rdma_cm_event_type) -> Option<Errno> {
     match kind {
         RDMA_CM_EVENT_DEVICE_REMOVAL => Some(Errno::ENETDOWN),
@@ -515,7 +516,8 @@ fn loss_of(kind: crate::ffi::rdma_cm_event_type) -> Option<Errno> {
     }
 }
 
-/// Returns the errno of an event's status; a positive status is the transport's reject reason.
+/// Returns the errno of a failure: that of a negative `status`, otherwise one for the `kind` of
+/// event. A positive status is the transport's reject reason.
 fn errno_of(kind: u32, status: c_int) -> Errno {
     match status {
         status if status < 0 => Errno::new(-status),

@@ -4,12 +4,12 @@
 //! [`Unconnected`] is created before the handshake, because its receives have to be posted before
 //! the peer can send. The peer's connection data turns it into a [`Connection`], which has two
 //! sides, each with its own CQ: receives complete in one CQ, sends in the other. Send completions
-//! only free space, so that CQ is polled, or waited for, when space is short.
+//! only free space, so the send CQ is polled, or waited for, mainly when space is short.
 //!
 //! The peer writes by RDMA into three parts of the receive side's memory: the target SGL, the
-//! iomap, and the receive ring, next to which there may be a larger one ([`receive`]). The
-//! first two are read by volatile copies; data in the ring is copied to the program after the
-//! completion that announced it. The peer can write to no other memory of the process.
+//! iomap, and the receive ring, which a larger one may follow ([`receive`]). The first two are read
+//! by volatile copies; data in the ring is copied to the program after the completion that
+//! announced the data. The peer can write to no other memory of the process.
 
 mod completions;
 mod post;
@@ -40,25 +40,25 @@ const SGL: usize = SGL_ENTRIES as usize;
 /// Send queue entries reserved for control messages: 4 messages, or 2 of two entries each on iWARP.
 const CONTROL_ENTRIES: u32 = 4;
 /// Receives for control messages, which take no credits. A peer sends at most six of them before it
-/// has to wait for this side: two updates with buffers, two without, and its final messages.
+/// has to wait for this side: two credit updates with buffers, two without, and its final messages.
 const EXTRA_RECEIVES: u32 = 16;
 /// Number of completed receives that are posted again together; the remaining extra receives are
 /// enough for control messages meanwhile.
 const REPOST: u32 = EXTRA_RECEIVES / 2;
 /// Bytes of immediate data, which iWARP carries in a SEND after the write.
 const IMM_LEN: usize = 4;
-/// Bytes of the ring of a new stream: a power of two, so that blocks of that size end with it.
+/// Bytes of a new stream's ring: a power of two, so that blocks of such sizes do not cross its end.
 const FIRST_RING: usize = 1 << 13;
 /// Bytes of the send buffer of a new stream.
 const FIRST_BUFFER: usize = 1 << 12;
-/// Fewer bytes are copied under the lock: giving it back and taking it again would take longer.
+/// Minimum number of bytes to copy without the stream's lock: unlocking and relocking takes time.
 pub(super) const LARGE: usize = 1 << 12;
-/// Space for the bytes of a control message that do not go inline.
+/// Bytes of a slot for the data of a control message that does not go inline.
 const CONTROL_DATA: usize = 32;
 /// Number of completions polled at a time.
 const BATCH: usize = 16;
 
-/// Space for completions.
+/// Space for the completions of one poll.
 pub(super) struct Batch([MaybeUninit<ibv_wc>; BATCH]);
 
 impl Batch {
@@ -81,12 +81,12 @@ impl Outcome {
     pub const EOF: Outcome = Outcome(1 << 2);
     /// The peer neither sends nor receives any more.
     pub const DISCONNECT: Outcome = Outcome(1 << 3);
-    /// Before the first completion that may have changed this, data could be sent, or could not.
+    /// Whether data could be sent before the first completion that may have changed it.
     const COULD_SEND: Outcome = Outcome(1 << 4);
     const COULD_NOT_SEND: Outcome = Outcome(1 << 5);
-    /// Either of the two.
+    /// `COULD_SEND` or `COULD_NOT_SEND`.
     const SPACE_NOTED: Outcome = Outcome(Outcome::COULD_SEND.0 | Outcome::COULD_NOT_SEND.0);
-    /// The peer sends no more data, with or without the other end.
+    /// The peer sends no more data: `EOF` or `DISCONNECT`.
     pub const END: Outcome = Outcome(Outcome::EOF.0 | Outcome::DISCONNECT.0);
 
     /// Returns whether the set contains any of `others`.
@@ -101,7 +101,7 @@ impl Outcome {
     }
 }
 
-/// Offsets in the memory that the peer writes to, of which the first send buffer is a part.
+/// Offsets in a connection's first memory region, which begins with the target SGL.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     iomap: usize,
@@ -135,7 +135,7 @@ impl Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Watch {
     None,
-    /// In a moment.
+    /// After a pause.
     Soon,
     Now,
 }
@@ -165,7 +165,7 @@ impl Channel {
 /// The RDMA read that is the last work request of an iWARP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndRead {
-    /// The peer takes none.
+    /// The peer accepts no RDMA reads.
     Impossible,
     Possible,
     Posted,
@@ -189,7 +189,7 @@ pub(super) struct Unconnected {
 /// A stream's QP with both halves, from the handshake on.
 #[derive(Debug)]
 pub(super) struct Connection {
-    // Dropped in order, as above.
+    // Dropped in order, as in `Unconnected`; the waker before the channel.
     qp: QueuePair,
     send: SendSide,
     receive: ReceiveSide,
@@ -198,12 +198,12 @@ pub(super) struct Connection {
     end_read: EndRead,
     /// The first failure of a work request, or the peer's protocol violation.
     failed: Option<Errno>,
-    /// No further message counts: a receive has failed, or the peer has violated the protocol.
+    /// Messages are ignored: a receive has failed, or the peer has violated the protocol.
     receive_ended: bool,
-    /// Number of threads that wait until another one does not use the connection without the
+    /// Number of threads that wait until another thread stops using the connection without the
     /// stream's lock.
     waiting: u32,
-    /// The connection in the table for rsstat(8).
+    /// The connection's entry in the table for rsstat(8).
     entry: Option<socket_table::Entry>,
 }
 
@@ -217,14 +217,14 @@ impl Unconnected {
         // On failure the variables are dropped in reverse order: the CQs before the channel.
         // SAFETY: the device is open as long as the domain lives, which outlives the connection.
         let completions = unsafe { CompletionChannel::new(context)? };
-        // SAFETY: as above.
+        // SAFETY: the device stays open, as above; the channel is dropped after the CQs.
         let (recv_cq, send_cq) = unsafe {
             let recv_cq = CompletionQueue::new(context, receives, &completions)?;
             (recv_cq, CompletionQueue::new(context, sends, &completions)?)
         };
         let iwarp = post::is_iwarp(id);
         let layout = Layout::new(options, receives, iwarp);
-        // SAFETY: the PD lives as long as the domain.
+        // SAFETY: the PD lives as long as the domain, which outlives the connection.
         let memory = unsafe { MemoryRegion::new(pd, layout.len, true)? };
         let new_receiver = if layout.first_ring() < options.receive_buffer { Receiver::small } else { Receiver::new };
         let flow = new_receiver(layout.first_ring(), credits as u16);
@@ -257,7 +257,7 @@ impl Unconnected {
         self.channel.completions.fd()
     }
 
-    /// Returns the connection data for the peer.
+    /// Returns the connection data of this side, for the peer.
     pub fn connection_data(&self) -> ConnData {
         self.receive.connection_data()
     }
@@ -267,7 +267,8 @@ impl Unconnected {
         self.qp.move_to_error();
     }
 
-    /// Creates the connection to the peer with the connection data `peer`, which `takes_reads` or not.
+    /// Creates the connection to the peer with the connection data `peer`. `takes_reads`: the peer
+    /// takes RDMA reads.
     pub fn connect(self, peer: &ConnData, takes_reads: bool) -> Result<Box<Connection>> {
         let entries_per_message = if self.qp.is_iwarp() { 2 } else { 1 };
         let limits = SendLimits {
@@ -308,20 +309,20 @@ impl Connection {
         }
     }
 
-    /// Returns the counters for rsstat(8).
+    /// Returns the counters for rsstat(8), if the connection has an entry there.
     #[inline]
     fn counters(&self) -> Option<&'static Counters> {
         self.entry.as_ref().map(socket_table::Entry::counters)
     }
 
-    /// Returns the numbers of bytes that were sent, and received and read.
+    /// Returns the number of bytes sent, and of bytes that were received and read.
     pub fn bytes(&self) -> (u64, u64) {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         self.counters().map_or((0, 0), |counters| (read(&counters.sent_bytes), read(&counters.read_bytes)))
     }
 
-    /// Returns the number of bytes that are sent and not acknowledged; 0 after a failure, when none
-    /// will be.
+    /// Returns the number of bytes that are sent and not acknowledged; 0 after a failure, because
+    /// none of them will be.
     pub fn unsent(&mut self) -> u32 {
         self.reap_send_cq();
         if self.failure().is_some() { 0 } else { self.send.flow.used() }
@@ -351,8 +352,8 @@ impl Connection {
         self.qp.is_iwarp() && self.failed.is_none() && !(self.end_read == EndRead::Posted && self.is_flushed())
     }
 
-    /// Posts an RDMA read of no bytes after the last message of an iWARP connection: when it has
-    /// completed, the messages have arrived. Returns false if the peer takes none.
+    /// Posts an RDMA read of no bytes after the last message of an iWARP connection: when the read
+    /// has completed, the messages have arrived. Returns false if the peer accepts no reads.
     pub fn post_end_read(&mut self) -> bool {
         if self.end_read == EndRead::Possible {
             self.end_read = EndRead::Posted;
@@ -368,8 +369,8 @@ impl Connection {
         self.failed
     }
 
-    /// Records a failure: nothing is sent or received any more. System calls fail with `EIO` after
-    /// the removal of the device.
+    /// Records a failure: nothing is sent or received any more. `EIO`, with which system calls fail
+    /// after the removal of the device, becomes `ENETDOWN`.
     #[cold]
     pub fn fail(&mut self, error: Errno) {
         self.failed.get_or_insert(if error == Errno::EIO { Errno::ENETDOWN } else { error });
@@ -381,12 +382,12 @@ impl Connection {
         self.failed.is_none() && self.send.flow.is_ready()
     }
 
-    /// Returns whether every work request that was posted has completed.
+    /// Returns whether no work request is outstanding and no data is held; true after a failure.
     pub fn is_flushed(&self) -> bool {
         self.failed.is_some() || self.send.flow.is_idle()
     }
 
-    /// Makes sure that a completion tells when all data has arrived.
+    /// Makes sure that the completion of a signaled request reports when all data has arrived.
     pub fn signal_end(&mut self) -> Result<()> {
         if self.send.flow.ends_unsignaled() { self.keep_alive() } else { Ok(()) }
     }
@@ -396,14 +397,14 @@ impl Connection {
         self.send.flushing > 0
     }
 
-    /// One more call waits until all sent data has arrived.
+    /// Sends held data, and counts one more call that waits until all sent data has arrived.
     pub fn begin_flush(&mut self) {
         self.send_held();
         self.send.flushing += 1;
         self.send.flow.set_reason(Reasons::FLUSH, true);
     }
 
-    /// A call that has called [`begin_flush`](Self::begin_flush) does not wait any more.
+    /// Ends the wait of a call that has called [`begin_flush`](Self::begin_flush).
     pub fn end_flush(&mut self) {
         self.send.flushing = self.send.flushing.saturating_sub(1);
         self.send.flow.set_reason(Reasons::FLUSH, self.is_flush_awaited());
@@ -437,16 +438,16 @@ impl Connection {
         }
     }
 
-    /// Raises an event in the channel, unless that of an earlier call is still to be read.
+    /// Raises an event in the channel, unless the event of an earlier call has not been read.
     fn raise_event(&mut self) -> Result<()> {
         if self.waker.take_if(|waker| waker.is_over()).is_some() || self.waker.is_none() {
-            // SAFETY: the PD lives as long as the domain, and the waker is dropped before the channel.
+            // SAFETY: the PD lives as long as the domain. The waker is dropped before the channel.
             self.waker = Some(unsafe { Waker::new(self.qp.pd()?, &self.channel.completions)? });
         }
         Ok(())
     }
 
-    /// Where the device has no QP to spare, the peer's acknowledgement raises the event.
+    /// For a device without a QP to spare: the acknowledgement of a keepalive raises the event.
     fn force_completion(&mut self) -> Result<()> {
         if !self.send.cq_armed {
             self.send.arm_cq()?;
@@ -481,7 +482,7 @@ impl Connection {
     }
 }
 
-/// A ring that the peer writes to, or space in it.
+/// Memory of this side that the peer may write to.
 #[derive(Clone, Copy, Debug)]
 struct RemoteMemory {
     start: NonNull<u8>,
@@ -489,7 +490,7 @@ struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// Returns `length` bytes from `offset` on, as they are advertised to the peer.
+    /// Returns the region of `length` bytes at `offset`, as it is advertised to the peer.
     fn region(self, offset: u32, length: u32) -> Region {
         let addr = self.start.as_ptr() as usize as u64 + u64::from(offset);
         Region { addr, rkey: self.rkey, length }

@@ -10,10 +10,10 @@
 //! - `send`, `receive`: the complete slow path with all flags, several buffers, waiting, and
 //!   errors.
 //!
-//! Where one thread sends and another one receives, long data is copied, and posted, without the
-//! stream's lock: the other thread would wait for it. Only one thread sends and one receives at a
-//! time: others wait until it has copied its data, as they would wait for the lock
-//! ([`Stream::wait_while`]). What it sends was reserved before; nothing else is posted meanwhile.
+//! If one thread sends while another one receives, each copies, and posts, long data without the
+//! stream's lock, so that neither waits for the other. At most one thread does this per direction:
+//! others wait until it has finished ([`Stream::wait_while`]), as they would wait for the lock. The
+//! sender has reserved its messages before; nothing else is posted meanwhile.
 
 use std::ffi::c_int;
 use std::mem::{self, MaybeUninit};
@@ -31,13 +31,13 @@ use crate::os::cancel;
 
 /// Flags that the fast path accepts: they make no difference to a call that does not wait.
 const FAST_PATH_FLAGS: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-/// After this number of calls that have slept, a call does not poll before it requests an event.
+/// After this many consecutive calls that have slept, a call arms the CQ without polling first.
 const SLEEPS: u8 = 4;
 /// Flags that rsockets do not support.
 const UNSUPPORTED: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
 impl Stream {
-    /// Fast path: returns buffered data.
+    /// Fast path: returns buffered data, or why it returns none.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes, or NULL.
@@ -58,7 +58,7 @@ impl Stream {
             return Received::Unusual;
         }
         // Poll for new data, unless the buffered data is enough for the whole call, or the call
-        // waits anyway: then it polls when it has requested an event.
+        // will probably sleep: then it polls after it has armed the CQ.
         if !connection.has_piece(len)
             && (state.expects_to_sleep(flags) || !self.process_completions(state))
             && state.available(false, 0) == 0
@@ -88,7 +88,7 @@ impl Stream {
     /// `start` is writable for `len` bytes. This thread has locked the stream.
     #[inline]
     pub unsafe fn receive_locked(&self, start: *mut u8, len: usize, flags: c_int) -> Result<usize> {
-        // SAFETY: this thread has locked the stream, and forgotten the guard.
+        // SAFETY: this thread holds the lock and has forgotten its guard: guaranteed by the caller.
         let mut state = unsafe { self.state.resume() };
         let mut wait = Wait::after(state.options.receive_timeout);
         let sleeps = mem::take(&mut state.sleeps);
@@ -153,8 +153,8 @@ impl Stream {
             if total == 0 {
                 return Ok(0);
             }
-            // What comes before may be on its way through the forwarder: librspreload makes the
-            // call again, on the socket that the program has now.
+            // Earlier bytes may still be on their way through the forwarder of librspreload, which
+            // repeats the call on the socket that the program has now.
             if state.handed_over && flags & base::private::FORWARDER_FLAG == 0 {
                 return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
             }
@@ -162,7 +162,8 @@ impl Stream {
                 self.process_completions(&mut state);
             }
             if !peek && state.reads_unlocked(total - done) {
-                // SAFETY: the buffers are writable: guaranteed by the caller; no other thread reads.
+                // SAFETY: the buffers are writable: guaranteed by the caller; only this thread
+                // reads.
                 let (back, copied) = unsafe { self.copy_out_unlocked(state, buffers, done) };
                 state = back;
                 done += copied;
@@ -219,7 +220,8 @@ impl Stream {
         true
     }
 
-    /// [`send_at_once`](Self::send_at_once) for data that may have to be held.
+    /// Slow part of [`send_at_once`](Self::send_at_once): holds or sends the data. Returns false if
+    /// that was not possible.
     #[inline(never)]
     fn send_in_burst(&self, state: &mut State, data: &[u8]) -> bool {
         let Some(connection) = &mut state.connection else { return false };
@@ -232,14 +234,14 @@ impl Stream {
     }
 
     /// [`send_at_once`](Self::send_at_once) for several buffers, whose bytes are collected first.
-    /// Returns the number of bytes if all of them were sent.
+    /// Returns the number of bytes, or `None` if nothing was sent.
     ///
     /// # Safety
     /// The buffers are readable for their lengths.
     pub unsafe fn send_gathered_at_once(&self, buffers: &[iovec], flags: c_int) -> Option<usize> {
         let len = total_len(buffers).ok().filter(|&len| len > 0)?;
         let mut space = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
-        // SAFETY: the buffers are readable and `len` bytes long.
+        // SAFETY: the buffers are readable for `len` bytes in total: guaranteed by the caller.
         let data = unsafe { Gather::new(buffers, 0, len) }.collect(&mut space)?;
         // SAFETY: `data` holds the `len` collected bytes.
         unsafe { self.send_at_once(NonNull::from(data).cast(), len, flags) }.then_some(len)
@@ -270,8 +272,8 @@ impl Stream {
                 Err(done) => return Ok(done),
             }
             if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
-                // This may find the peer's next buffer: then both parts of the data are posted
-                // together.
+                // The completions may announce the peer's next buffer: then both parts of the data
+                // are posted together.
                 self.process_completions(&mut state);
             }
             // SAFETY: the buffers are readable: guaranteed by the caller.
@@ -287,7 +289,7 @@ impl Stream {
             // Retry after completions, but only once without progress: a peer can cause any number
             // of completions that free no space.
             polled = (sent > 0 || !polled) && self.process_completions(&mut state);
-            // Without the lock anything may have changed: another thread has processed it.
+            // If the lock was released, another thread may have processed the completions.
             if polled || unlocked {
                 continue;
             }
@@ -306,9 +308,9 @@ impl Stream {
         self.lock().options.sigpipe
     }
 
-    /// Makes sends after the end as those of TCP's sockets, on this socket and on the sockets that
-    /// it accepts: the first one after the peer's close succeeds, and those that fail with `EPIPE`
-    /// raise SIGPIPE.
+    /// Makes sends after the end of the connection behave as with TCP, on this socket and on the
+    /// sockets that it accepts: the first send after the peer's close succeeds, and those that fail
+    /// with `EPIPE` raise SIGPIPE.
     pub fn set_sigpipe(&self) -> Result<()> {
         self.enter()?.options.sigpipe = true;
         Ok(())
@@ -318,7 +320,7 @@ impl Stream {
     /// of bytes, which is less than the length of `data` if less is mapped.
     ///
     /// # Safety
-    /// See riowrite(3).
+    /// `data` is readable memory of the program.
     pub unsafe fn write_mapped(&self, data: &[u8], offset: u64, flags: c_int) -> Result<usize> {
         let mut state = self.enter()?;
         let nonblocking = state.returns_at_once(flags);
@@ -329,7 +331,7 @@ impl Stream {
                 Ok(back) => state = back,
                 Err(done) => return Ok(done),
             }
-            // The completion of the peer's latest mapping may not have been processed.
+            // Process the completion of the peer's latest mapping, if it has arrived.
             self.process_completions(&mut state);
             let Some(connection) = &mut state.connection else { return Err(Errno::ENOTCONN) };
             let Some(region) = connection.mapped(offset.wrapping_add(done as u64)) else { break };
@@ -350,8 +352,8 @@ impl Stream {
         Ok(done)
     }
 
-    /// Waits until the connection is made. If nothing can be sent, the call ends as [`cannot_send`]
-    /// tells.
+    /// Waits until the socket is connected. Returns the lock, or, if no more can be sent, the
+    /// result of [`cannot_send`] (a number of bytes as the inner `Err`).
     #[inline]
     fn until_writable<'a>(
         &'a self,
@@ -374,9 +376,9 @@ impl Stream {
         }
     }
 
-    /// Sleeps in the middle of a transfer. A signal, a time-out, or O_NONBLOCK ends the call: with
-    /// the number of bytes transferred so far (the inner `Err`), or with an error if there are
-    /// none.
+    /// Sleeps in the middle of a transfer. Returns the lock if the call goes on. A signal, a
+    /// time-out or O_NONBLOCK ends the call: with the number of bytes transferred so far (the inner
+    /// `Err`), or with an error if that is 0.
     #[inline]
     fn pause<'a>(
         &'a self,
@@ -385,11 +387,11 @@ impl Stream {
         wait: &mut Wait,
         done: usize,
     ) -> Result<std::result::Result<Guard<'a>, usize>> {
-        // While the call used the connection without the lock, another thread may have closed it.
+        // Another thread may have closed the socket while this call did not hold the lock.
         if state.is_closed() {
             return Err(Errno::EBADF);
         }
-        // As in `receive_waiting`.
+        // A socket that was handed over does not wait, as in `receive_waiting`.
         if nonblocking || state.handed_over {
             if self.rearm_for_watchers(&mut state) {
                 return Ok(Ok(state));
@@ -409,7 +411,7 @@ impl Stream {
         !self.watchers.is_empty() && self.arm_send_cq(state) && self.process_completions(state)
     }
 
-    /// Sends as much as possible without waiting of the `len` bytes after the first `skip` ones.
+    /// Sends, without waiting, as much as possible of the `len` bytes after the first `skip` bytes.
     ///
     /// # Safety
     /// The buffers are readable for their lengths, which are `skip` plus `len` in total.
@@ -442,8 +444,8 @@ impl Stream {
         self.send_source(state, data, skip > 0)
     }
 
-    /// As [`send_some`](Self::send_some), for a source of the bytes. `begun`: the call has sent
-    /// data before. The data may be held instead.
+    /// [`send_some`](Self::send_some) for bytes from a [`Source`]. `begun`: the call has sent data
+    /// before. The data may be held instead, which counts as sent.
     fn send_source<'a, S: Source>(&'a self, mut state: Guard<'a>, data: S, begun: bool) -> (Guard<'a>, Sent) {
         let mut sent = Sent::default();
         let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none()) else {
@@ -466,7 +468,8 @@ impl Stream {
             };
             drop(state);
             sent.unlocked = true;
-            // SAFETY: a connection is dropped only when no thread uses it without the lock.
+            // SAFETY: the QP and the send buffer are live: a connection is dropped only when no
+            // thread uses it without the lock.
             let posted = unsafe { planned.post(queue) };
             state = self.lock();
             if let Some(connection) = &mut state.connection {
@@ -485,8 +488,7 @@ impl Stream {
 #[derive(Default)]
 struct Sent {
     bytes: usize,
-    /// The lock was released meanwhile: what the caller knows of the state may not be true any
-    /// more.
+    /// The lock was released meanwhile, so the state may have changed.
     unlocked: bool,
 }
 
@@ -503,9 +505,9 @@ fn result_of_sleep(result: Result<()>, done: usize) -> Result<Option<usize>> {
 
 /// Returns the result of a call that cannot send any more: the number of bytes sent, or an error.
 /// As with TCP a failure is reported once; afterwards, and after the peer's disconnect or the
-/// program's SHUT_WR, the error is `EPIPE`. For programs that expect TCP the first call after an
-/// orderly close takes what fits the send buffer: such a program may have something to read before it
-/// learns of the end.
+/// program's SHUT_WR, the error is `EPIPE`. For programs that expect TCP (`sigpipe`), the first
+/// call after the peer's orderly close discards what fits the send buffer, and succeeds: such a
+/// program may have to read something before it learns of the close.
 fn cannot_send(state: &mut State, done: usize, total: usize) -> Result<usize> {
     if done > 0 {
         return Ok(done);
@@ -521,8 +523,8 @@ fn cannot_send(state: &mut State, done: usize, total: usize) -> Result<usize> {
 }
 
 impl State {
-    /// Fails with `ENOTCONN` if there is no connection and never was. While the socket is
-    /// connecting, fails with `EAGAIN` if `nonblocking`; otherwise the caller waits.
+    /// Fails with the pending error or `ENOTCONN` if there is no connection and never was. While
+    /// the socket is connecting, fails with `EAGAIN` if `nonblocking`; otherwise the caller waits.
     fn check_connected(&mut self, nonblocking: bool) -> Result<()> {
         match self.phase {
             Phase::Connected | Phase::Disconnected => Ok(()),
@@ -544,7 +546,7 @@ impl State {
         Some(error.map_or(Ok(done), Err))
     }
 
-    /// Returns whether a call that receives will sleep, as the last ones did.
+    /// Returns whether a call that receives will probably sleep, as the last ones did.
     #[inline]
     fn expects_to_sleep(&self, flags: c_int) -> bool {
         self.sleeps >= SLEEPS && !self.returns_at_once(flags)
@@ -562,7 +564,7 @@ impl State {
     }
 
     /// Returns whether a call that finds no data waits for it: the stream has not ended, there is
-    /// no error to report, and the stream is the program's.
+    /// no error to report, and the stream was not handed over.
     #[inline]
     fn waits_for_data(&self) -> bool {
         let ended = self.eof || self.shut_read || self.handed_over;
@@ -576,8 +578,8 @@ impl State {
         if peek { available.saturating_sub(done as u64) } else { available }
     }
 
-    /// Returns the connection for a read of at most `len` bytes; `None` if the data is copied
-    /// unlocked or belongs to the forwarder.
+    /// Returns the connection for a read of at most `len` bytes; `None` if the data is to be copied
+    /// without the lock, or belongs to librspreload's forwarder.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     fn readable(&mut self, len: usize) -> Option<&mut Connection> {
@@ -639,7 +641,7 @@ impl State {
 }
 
 impl Stream {
-    /// Waits while the connection `is_used` by another thread without the lock.
+    /// Waits while another thread uses the connection without the lock, as `is_used` says.
     #[inline]
     pub(super) fn wait_while<'a>(&'a self, state: Guard<'a>, is_used: impl Fn(&Connection) -> bool) -> Guard<'a> {
         let is_used = |state: &State| state.connection.as_deref().is_some_and(&is_used);
@@ -650,7 +652,7 @@ impl Stream {
     fn wait_while_used<'a>(&'a self, mut state: Guard<'a>, is_used: impl Fn(&State) -> bool) -> Guard<'a> {
         state.add_waiting(true);
         while is_used(&state) {
-            // No cancellation point, as a wait for the lock.
+            // Not a cancellation point, like a wait for the lock.
             state = cancel::never(|| channel_leader::wait_for_change(self, state));
         }
         state.add_waiting(false);

@@ -13,8 +13,8 @@ use crate::rsocket::pinned_budget;
 use crate::rsocket::wire::{Mapping, Region};
 use crate::verbs::rc::MemoryRegion;
 
-/// Credits that are reserved for data when entries are withdrawn: a peer that does not read grants
-/// no more credits.
+/// Number of credits that are left for data when entries are withdrawn: a peer that does not read
+/// grants no more credits.
 const RESERVED_CREDITS: u32 = 8;
 
 /// Memory that riomap(3) has registered.
@@ -37,7 +37,7 @@ struct Mapped {
 /// A mapping's entry in the peer's iomap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
-    /// None: the peer may not write to the memory.
+    /// No entry: the peer may not write to the memory.
     Local,
     /// Not advertised yet.
     Wanted,
@@ -57,11 +57,11 @@ impl Mappings {
     }
 }
 
-/// Returns the position of the next mapping that wants an entry, and the index of a stale or free
-/// entry in an iomap of `capacity` entries. There may be none: the program may have mapped more
-/// memory before it was connected than the peer's iomap has entries for. The first stale entry is
-/// taken: that saves the message which would withdraw it, and no other one hides the new mapping,
-/// because the first entry for an offset counts.
+/// Returns the position of the next mapping that wants an entry, and the index of an entry for it
+/// in an iomap of `capacity` entries. Returns `None` if none is free: the program may have mapped
+/// more memory before it was connected than the iomap has entries for. Prefers the first stale
+/// entry: using it saves the message that would withdraw it, and leaves no stale entry before the
+/// new one (the first entry for an offset counts).
 fn next_wanted(entries: impl Iterator<Item = Entry> + Clone, capacity: u16) -> Option<(usize, u16)> {
     let position = entries.clone().position(|entry| entry == Entry::Wanted)?;
     let is_free = |index| entries.clone().all(|entry| entry != Entry::Written(index));
@@ -125,7 +125,7 @@ impl State {
 
 impl Mappings {
     /// Writes the mapping at `position` into entry `index` of the peer's iomap. Returns false if
-    /// the caller has to wait for credits or space.
+    /// the caller has to wait for credits or space. The connection records a failure.
     fn write(&mut self, position: usize, index: u16, connection: &mut Connection) -> bool {
         let Some(mapped) = self.list.get_mut(position) else { return true };
         let region = match &mapped.memory {
@@ -163,7 +163,7 @@ impl Stream {
         }
         let address = start.as_ptr() as usize;
         let offset = if offset == -1 { address as i64 } else { offset };
-        // Without an address the id has no device.
+        // An id without an address has no device yet.
         let domain = state.domain().map_err(|error| if error == Errno::ENODEV { Errno::EINVAL } else { error })?;
         let pd = domain.pd();
         // SAFETY: the PD is dropped after the mappings (`State::release`); the memory stays mapped:
@@ -172,7 +172,7 @@ impl Stream {
         let entry = if remote { Entry::Wanted } else { Entry::Local };
         let mapped = Mapped { start: address, len, offset: offset as u64, memory: Some(memory), entry };
         try_push(&mut state.mappings.list, mapped)?;
-        // Before the next data: a peer with the reference's library never gives back the credit.
+        // Advertised before the next data: a peer with rdma-core never gives the credit back.
         state.mappings.pending |= remote;
         Ok(offset)
     }

@@ -1,9 +1,9 @@
 //! Stream rsockets.
 //!
-//! A stream's lock guards everything behind its descriptor. It is held while data is copied, unless
-//! that is much and another thread uses the stream ([`data`]), and never while waiting.
-//! One of the threads that wait for a connected stream, the leader, sleeps in its completion
-//! channel and notifies the others. The reactor delivers connection manager events.
+//! A stream's lock guards everything behind its descriptor. It is held while data is copied, except
+//! for long data while another thread uses the stream ([`data`]), and never while waiting. One of
+//! the threads that wait for a connected stream, the leader, sleeps in its completion channel and
+//! notifies the others. The threads of the [`reactor`] handle connection manager events.
 
 mod accept;
 mod backlog;
@@ -51,7 +51,7 @@ use options::Options;
 
 /// A stream rsocket.
 pub struct Stream {
-    /// The program's descriptor, which is that of the id's event channel.
+    /// The program's descriptor, which is also that of the id's event channel.
     fd: c_int,
     /// Address family.
     domain: c_int,
@@ -65,11 +65,12 @@ pub struct Stream {
     edges: AtomicU64,
     /// Descriptor of the completion channel, or -1. A child of fork() closes it in rclose(3).
     channel_fd: AtomicI32,
-    /// The stream connects, and the thread that holds its lock is in a command that may block.
+    /// Set while the lock's holder runs a command to the kernel or device that may block, as a part
+    /// of connecting.
     in_command: AtomicBool,
 }
 
-/// What [`Stream::receive_at_once`] has found.
+/// Result of [`Stream::receive_at_once`].
 pub enum Received {
     /// Data: the number of bytes that were copied.
     Data(usize),
@@ -91,15 +92,15 @@ struct State {
     error: Option<Errno>,
     /// The stream's registration with the reactor, while the reactor watches the event channel.
     key: Option<Key>,
-    /// Declared before `id`: the QP is destroyed before the id that it belongs to (see `close`).
+    /// Declared before `id`, so that the QP is destroyed before the id that it belongs to.
     connection: Option<Box<Connection>>,
     /// QP and memory while connecting, until the peer has accepted.
     unconnected: Option<Box<Unconnected>>,
     id: Option<CmId>,
     /// The address that the program has bound, with the port that was assigned.
     bound: Option<SockAddr>,
-    /// An attempt to connect has succeeded, and no call has reported that yet: the next rconnect(3)
-    /// does.
+    /// An attempt to connect has succeeded, and no call has reported the success yet: the next
+    /// rconnect(3) does.
     success_unreported: bool,
     /// The connection has ended with an error, which a call may have returned since.
     ended_with_error: bool,
@@ -112,7 +113,7 @@ struct State {
     shut_write: bool,
     /// The peer sends no more data.
     eof: bool,
-    /// The program knows the stream no more ([`Stream::hand_over`]).
+    /// librspreload now uses the stream, to forward data for the program ([`Stream::hand_over`]).
     handed_over: bool,
     /// The connection manager has reported the end of the connection.
     cm_disconnected: bool,
@@ -120,31 +121,31 @@ struct State {
     disconnect_sent: bool,
     /// A shutdown or close that the reactor completes in the background.
     background: Option<Background>,
-    /// The stream is closed, and no thread but the reactor's uses it: the timer releases its
+    /// The stream is closed, and only the reactor's threads use it: the timer releases its
     /// resources ([`Stream::close_soon`]).
     release_due: bool,
-    /// A send after the peer's close has succeeded, as with TCP: its data is lost.
+    /// A send after the peer's close was reported as successful, as with TCP: its data is lost.
     send_lost: bool,
     spinning: Spinning,
-    /// Number of calls in a row that have slept before they received.
+    /// Number of consecutive receiving calls that had to sleep.
     sleeps: u8,
     mappings: Mappings,
-    /// Protection domain of the QP and all memory regions, dropped after them (see `close`).
+    /// Protection domain of the QP and all memory regions, dropped after them (`State::release`).
     domain: Option<Domain>,
 }
 
-/// Phase of a stream's life cycle. A tag of its own, which each call compares.
+/// Phase of a stream's life cycle. The tag is a plain byte, because each call compares it.
 #[repr(u8)]
 enum Phase {
     Idle,
     Listening(Listening),
     /// Connecting, as the active side.
     Connecting(Box<Attempt>),
-    /// A connection of this listener that is accepted in the background, until the peer has
-    /// finished the handshake.
+    /// A connection that this listener accepts in the background, until the peer has finished the
+    /// handshake.
     Accepting(Weak<Stream>),
-    /// Connecting failed. `reported`: rconnect(3) has returned the error, so the next call starts
-    /// over.
+    /// Connecting, or the handshake of an accepted connection, has failed. `reported`: rconnect(3)
+    /// has returned the error, so its next call starts over.
     Failed {
         reported: bool,
     },
@@ -207,7 +208,7 @@ impl Stream {
         self.watchers.notify(notice);
     }
 
-    /// Processes completions. Returns whether there were any.
+    /// Processes completions. Returns whether there were any, or the connection has failed.
     #[expect(clippy::inline_always, reason = "mostly there are none, which a call would double")]
     #[inline(always)]
     fn process_completions(&self, state: &mut State) -> bool {
@@ -272,7 +273,7 @@ impl Stream {
         has_failed
     }
 
-    /// Registers the event channel with the worker.
+    /// Registers the event channel with the reactor's worker thread, unless it is registered.
     fn watch(self: &Arc<Self>, state: &mut State) -> Result<()> {
         if state.key.is_none() {
             state.id()?.set_nonblocking()?;
@@ -319,13 +320,13 @@ impl State {
         self.connection.as_deref_mut().filter(|connection| connection.channel.leadership.has_leader())
     }
 
-    /// Ends the connection, with an error or in order.
+    /// Marks the connection as ended, with `error` unless the end is orderly.
     fn disconnect(&mut self, error: Option<Errno>) {
         if let Phase::Connected = self.phase {
             self.end(Phase::Disconnected);
-            // When both sides have shut down writing, the side that hears of it first may close at
-            // once: that is no error. Nor is it one when a peer that has sent its last message
-            // disconnects: as with TCP, reading then returns 0.
+            // After both sides have shut down writing, any failure is orderly: the side that learns
+            // of it first may close at once. If only the peer has sent its last message, a
+            // disconnect is orderly: as with TCP, reading then returns 0.
             let is_orderly = self.eof && (self.shut_write || error == Some(Errno::ECONNRESET));
             if !is_orderly {
                 self.ended_with_error = error.is_some();
@@ -338,13 +339,14 @@ impl State {
         }
     }
 
-    /// No data is sent from now on. Returns the phase before.
+    /// Enters `phase`, in which no data is sent. Returns the previous phase.
     fn end(&mut self, phase: Phase) -> Phase {
         self.connection.iter_mut().for_each(|connection| connection.end_sending());
         mem::replace(&mut self.phase, phase)
     }
 
-    /// Lets the thread of `role` serve the stream. Returns whether the role has changed.
+    /// Makes the reactor's thread for `role` serve the stream. Returns whether the role has
+    /// changed.
     fn move_to(&mut self, role: Role) -> bool {
         self.key.is_some_and(|key| reactor::set_role(key, role))
     }
@@ -362,7 +364,7 @@ impl State {
         self.flags & libc::O_NONBLOCK != 0
     }
 
-    /// Returns whether a call with these flags does not wait.
+    /// Returns whether a call with these MSG_* flags must not wait.
     #[inline]
     fn returns_at_once(&self, flags: c_int) -> bool {
         self.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0
@@ -412,7 +414,7 @@ pub fn in_child() {
     close::in_child();
 }
 
-/// Returns the length of an address in bytes, by its family.
+/// Returns the length of an address of its family; for an unknown family, that of the family field.
 pub fn name_len(name: &libc::sockaddr_storage) -> usize {
     len_of_family(c_int::from(name.ss_family)).unwrap_or(size_of::<libc::sa_family_t>())
 }
@@ -433,7 +435,7 @@ pub unsafe fn address(addr: *const libc::sockaddr, len: libc::socklen_t) -> Resu
     if (len as usize) < needed {
         return Err(Errno::EINVAL);
     }
-    // SAFETY: `len` bytes are readable, which is at least the length of the family.
+    // SAFETY: `len` bytes are readable, and an address of this family is no longer than that.
     unsafe { SockAddr::from_c(addr) }
 }
 

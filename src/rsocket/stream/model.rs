@@ -43,7 +43,7 @@ pub struct Received {
     data: u32,
 }
 
-/// The CQs as threads poll them: one at a time each, also without the stream's lock.
+/// The CQs. One thread at a time may poll each CQ, also without the stream's lock.
 #[derive(Default)]
 pub struct Cqs {
     queue: Mutex<Queue>,
@@ -53,7 +53,7 @@ pub struct Cqs {
 
 // SAFETY: loom reports concurrent accesses to the cells.
 unsafe impl Sync for Cqs {}
-// SAFETY: as above.
+// SAFETY: loom reports concurrent accesses to the cells, as above.
 unsafe impl Send for Cqs {}
 
 impl Cqs {
@@ -112,7 +112,7 @@ pub struct State {
     pub available: u32,
     /// Number of receive completions that were processed.
     processed: u32,
-    /// Units of send space, and the number of those who wait for it.
+    /// Units of send space, and the number of waiters for space.
     space: u32,
     waiting_for_space: u32,
     /// Send completions were processed without notifying the waiters.
@@ -136,8 +136,8 @@ pub struct Stream {
     pub state: Mutex<State>,
     changed: Changes,
     watchers: Watchers,
-    /// The reactor was asked to watch the channel; nothing is held any more, and the first data was
-    /// noticed.
+    /// `asked`: the reactor was asked to watch the channel. `all_sent`: held data was sent, or the
+    /// first data was noticed.
     asked: EventFd,
     all_sent: EventFd,
 }
@@ -221,7 +221,7 @@ impl Stream {
         self.send_polling(0);
     }
 
-    /// As [`send`](Self::send), and polls as [`receive_polling`](Self::receive_polling).
+    /// [`send`](Self::send) that polls like [`receive_polling`](Self::receive_polling).
     pub fn send_polling(&self, polls: u32) {
         let mut checks = polls + 1;
         let mut state = self.lock();
@@ -254,7 +254,7 @@ impl Stream {
         }
     }
 
-    /// The reactor, until everything is sent.
+    /// Does what the reactor does, until everything is sent or the first data was noticed.
     pub fn react(&self) {
         let event = |fd: &EventFd| pollfd { fd: fd.as_raw_fd(), events: POLLIN, revents: 0 };
         loop {
@@ -267,7 +267,7 @@ impl Stream {
             }
             self.asked.clear();
             while !watching::channel_is_readable(self) {
-                // The next try is after a pause: another thread may have released the lock, or polled.
+                // Retry after a pause: another thread may have released the lock, or polled.
                 drop(self.lock());
                 loom::thread::yield_now();
             }
@@ -300,7 +300,7 @@ impl Stream {
         self.receive_polling(deadline, 0)
     }
 
-    /// As [`receive`](Self::receive), and polls so many times before the first sleep.
+    /// [`receive`](Self::receive) that polls `polls` times before the first sleep.
     pub fn receive_polling(&self, deadline: Option<Instant>, polls: u32) -> Result<bool> {
         let mut checks = polls;
         let mut state = self.lock();

@@ -23,9 +23,9 @@ pub(super) struct Options {
     pub iomap: u16,
     pub send_buffer: u32,
     pub receive_buffer: u32,
-    /// Whether the send buffer of a busy stream may grow: unless the program has set its size.
+    /// Whether the send buffer of a busy stream may grow: until the program sets its size.
     pub send_grows: bool,
-    /// The same for the receive buffer.
+    /// Whether the receive buffer of a busy stream may grow: until the program sets its size.
     pub receive_grows: bool,
     pub reuse: bool,
     pub linger: Linger,
@@ -38,8 +38,8 @@ pub(super) struct Options {
     pub tos: u8,
     /// IPV6_V6ONLY, if the program has set it.
     pub v6only: Option<bool>,
-    /// Sends after the end are as with TCP, as programs under librspreload.so expect
-    /// ([`Stream::set_sigpipe`](super::Stream::set_sigpipe)).
+    /// Sends after the end of the connection behave as with TCP, as programs under librspreload.so
+    /// expect ([`Stream::set_sigpipe`](super::Stream::set_sigpipe)).
     pub sigpipe: bool,
     pub receive_timeout: Option<Duration>,
     pub send_timeout: Option<Duration>,
@@ -50,7 +50,7 @@ pub(super) struct Options {
 /// SO_LINGER. rclose(3) waits for sent data even without it: the data would be lost otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Linger {
-    /// Not set by the program: getsockopt(2) reports it as on, as with the reference.
+    /// Not set by the program: getsockopt(2) reports it as on, as in rdma-core.
     Default,
     Off(c_int),
     /// Wait at most this number of seconds; as with TCP, 0 ends the connection at once.
@@ -67,7 +67,7 @@ pub(super) enum Effect {
     Tos,
     /// Restart or stop the keepalive timer.
     Keepalive,
-    /// Send what is held, and hold less.
+    /// Send held data, and pass TCP_NODELAY on to the connection.
     Nodelay,
 }
 
@@ -111,7 +111,7 @@ impl Options {
                 Ok(Effect::Tos)
             }
             libc::IPPROTO_IPV6 if name == libc::IPV6_V6ONLY => {
-                // Passed on when the socket is bound.
+                // The option is applied to the id when the socket is bound.
                 self.v6only = Some(number(value)? != 0);
                 Ok(Effect::None)
             }
@@ -202,7 +202,7 @@ impl Options {
         Ok(())
     }
 
-    /// Returns the value of IPV6_V6ONLY.
+    /// Returns the value of IPV6_V6ONLY, which is the system's unless the program has set it.
     pub fn is_v6only(&self) -> bool {
         self.v6only.unwrap_or_else(config::v6only)
     }
@@ -331,8 +331,8 @@ fn number_or_byte(value: &[u8]) -> Result<c_int> {
     }
 }
 
-/// Parses a struct timeval; `None`, for zero, means no time-out. As in Linux, with a negative
-/// number of seconds calls time out at once.
+/// Parses a struct timeval. Returns `None`, for no time-out, if it is zero. As in Linux, negative
+/// seconds are a time-out of zero. Fails with `EDOM` for invalid microseconds.
 pub fn timeout(value: &[u8]) -> Result<Option<Duration>> {
     let field =
         |at: usize| value.get(at..at + 8).and_then(|bytes| bytes.first_chunk()).map(|bytes| i64::from_ne_bytes(*bytes));

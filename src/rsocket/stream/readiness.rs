@@ -12,14 +12,14 @@ use crate::os::event::Deadline;
 use crate::rsocket::pollable::{Descriptors, IN, OUT, Pollable, Watchers};
 use crate::rsocket::reactor::LOCK_TIMEOUT;
 
-/// What the pending events of a stream depend on beside its phase.
+/// What, besides the phase, determines the pending events of a stream.
 #[derive(Clone, Copy, Debug)]
 struct Conditions {
     /// There is data to read, or a connection to accept.
     available: bool,
     /// Data can be sent.
     space: bool,
-    /// No more data comes: the peer, or the program, has ended reading.
+    /// No more data comes: the peer has sent all, or the program has shut down reading.
     read_ended: bool,
     /// The program has shut down writing.
     write_ended: bool,
@@ -47,7 +47,7 @@ impl Conditions {
     }
 }
 
-/// Returns those of the pending events that are `wanted`, and those that poll(2) always reports.
+/// Returns the pending events that are `wanted`, and those that poll(2) always reports.
 #[inline]
 fn masked(pending: c_short, wanted: c_short) -> c_short {
     pending & (wanted | POLLERR | POLLHUP | POLLNVAL)
@@ -99,8 +99,8 @@ impl Stream {
         self.notify(Notice::Changed);
     }
 
-    /// librspreload has given the program's numbers to other sockets, and forwards the data. Those
-    /// that wait for the stream are woken, to wait for these.
+    /// Notes that librspreload has given the program's descriptors to other sockets, and forwards
+    /// data to them. Wakes the stream's waiters, so that they wait for those sockets.
     pub fn hand_over(&self) -> Result<()> {
         let mut state = self.enter()?;
         state.handed_over = true;
@@ -108,7 +108,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Processes completions. Returns the poll bits, as [`Pollable::ready`].
+    /// Processes completions. Returns the poll bits, like [`Pollable::ready`].
     #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
     #[inline(always)]
     fn look(&self, state: &mut Guard<'_>, wanted: c_short) -> c_short {
@@ -119,8 +119,8 @@ impl Stream {
         state.wanted(wanted)
     }
 
-    /// Locks the state for polling. Returns `None` if no event is pending and this lasts until the
-    /// watchers are notified, because the stream connects in a command that may block.
+    /// Locks the state for polling. Returns `None` if the stream connects in a command that may
+    /// block: then no event is pending until the watchers are notified.
     #[inline]
     pub(super) fn lock_to_poll(&self) -> Option<Guard<'_>> {
         match self.state.try_lock() {
@@ -132,7 +132,7 @@ impl Stream {
     #[cold]
     fn lock_to_poll_slowly(&self) -> Option<Guard<'_>> {
         loop {
-            // The command may begin after this, so the wait for the lock is limited.
+            // A command may begin after this check, so the wait for the lock is limited.
             if self.in_command.load(Ordering::SeqCst) {
                 return None;
             }
@@ -250,7 +250,7 @@ mod tests {
             let events = |phase| conditions.events(&phase);
             let error = bits(conditions.error, POLLERR);
             let readable = bits(conditions.available | conditions.read_ended, IN);
-            // As with TCP: before it is connected, and when all is over.
+            // As with TCP: before a stream is connected, and after its end.
             let (unconnected, over) = (POLLHUP | OUT | error, IN | OUT | POLLRDHUP | POLLHUP | error);
             assert_eq!((events(Phase::Idle), events(failed(true))), (unconnected, unconnected));
             assert_eq!((events(Phase::Disconnected), events(failed(false))), (over, over));

@@ -1,13 +1,14 @@
 //! What the reactor's threads do for a stream: its connection manager events, its timer, and held
 //! data.
 //!
-//! The commands with which a stream gets the protection domain of its own, so that peers of other
-//! streams cannot access the connection's memory.
+//! Also here: the stream's own protection domain (PD). Without it, the peers of other streams could
+//! access the connection's memory.
 //!
-//! While the program makes no call, the reactor watches the channel ([`super::watching`]). It is
-//! woken beside a thread of the program that waits, so it watches a new stream only after a pause:
-//! a peer that needs more space and whose receiver makes no call waits that long, once. A program
-//! that only sends stays new, and each credit update is an event, so the pauses become longer.
+//! While the program makes no call, the reactor watches the completion channel
+//! ([`super::watching`]). Each event wakes the reactor besides a waiting thread of the program, so
+//! the reactor watches a new stream only after a pause: a peer that needs more space while the
+//! program makes no call waits for that pause, once. If the program only sends, the stream stays
+//! new, and each credit update is an event, so the pauses become longer.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,7 +49,7 @@ impl Service for Stream {
                 drop(state);
                 return self.serve();
             }
-            // A call of rclose(3) that is in progress releases its stream itself.
+            // Without `release_due`, a call of rclose(3) in progress releases the stream.
             Phase::Closed if state.release_due => {
                 let is_used_unlocked = state.is_used_unlocked();
                 let mut connection = state.connection.iter();
@@ -96,8 +97,9 @@ impl Stream {
         true
     }
 
-    /// Handles at most `limit` events. Returns whether these were all that can be read now, or
-    /// `None` if there is nothing more to do for this thread.
+    /// Handles at most `limit` events. Returns the lock, and whether no more events can be read
+    /// now. Returns `None` if the stream is closed, its channel is lost, or another thread has the
+    /// lock.
     fn handle_events<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, limit: usize) -> Option<(Guard<'a>, bool)> {
         for _ in 0..limit {
             let id = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed))?;
@@ -105,7 +107,7 @@ impl Stream {
                 Ok(event) => state = self.handle_event(state, event)?,
                 Err(Errno::EAGAIN | Errno::EINTR) => return Some((state, true)),
                 // A lack of memory or descriptors loses nothing: the event, if there is one, stays
-                // in the channel. Requests that were read before must not wait for another one.
+                // in the channel. Requests that were read before do not wait for that event.
                 Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
                     state.key.into_iter().for_each(|key| reactor::pause(key, RETRY_DELAY));
                     return Some((state, true));
@@ -121,8 +123,8 @@ impl Stream {
 }
 
 impl Stream {
-    /// Frees the memory that the send buffer has grown by, unless the stream is busy. Never waits:
-    /// the caller may hold the lock of another stream.
+    /// Frees the memory that the send buffer has grown by, unless data is outstanding or the lock
+    /// is taken. Never waits: the caller may hold the lock of another stream.
     pub fn give_memory_back(&self) {
         if self.owner.is_this_process()
             && let Ok(mut state) = self.state.try_lock()
@@ -160,7 +162,7 @@ impl State {
 }
 
 impl Stream {
-    /// A call receives, or waits for data. Sends what the calling thread has sent and is held.
+    /// Called before receiving, or waiting for data: sends the held data of the calling thread.
     #[expect(clippy::inline_always, reason = "mostly there is nothing to send, which a call would double")]
     #[inline(always)]
     pub(super) fn flush_before_read(&self, state: &mut Guard<'_>) {
@@ -216,15 +218,15 @@ impl HoldsData for Stream {
     }
 }
 
-/// Time until the reactor watches. It doubles after each [`PAUSES_TO_DOUBLE`] pauses, up to
-/// [`PAUSE_DOUBLINGS`] times.
+/// Pause before the reactor watches a new stream. It doubles after each [`PAUSES_TO_DOUBLE`]
+/// pauses, up to [`PAUSE_DOUBLINGS`] times.
 const PAUSE: Duration = Duration::from_millis(5);
 const PAUSES_TO_DOUBLE: u32 = 4;
 const PAUSE_DOUBLINGS: u32 = 4;
 
 impl Stream {
-    /// The reactor has found the channel readable: it watches the channel of a new connection
-    /// again.
+    /// Makes the reactor, which has found the channel readable, watch the channel of a new
+    /// connection again.
     pub(super) fn watch_start_again(state: &mut State) {
         if <Self as Starts>::is_starting(state) {
             Self::watch_start(state);

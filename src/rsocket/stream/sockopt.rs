@@ -34,7 +34,7 @@ impl Stream {
         Ok(())
     }
 
-    /// rgetsockopt(3).
+    /// rgetsockopt(3): returns the value of an option.
     pub fn option(&self, level: c_int, name: c_int) -> Result<Value> {
         let mut state = self.enter()?;
         match (level, name) {
@@ -85,7 +85,7 @@ impl Stream {
         }
     }
 
-    /// rsetsockopt(3).
+    /// rsetsockopt(3): sets an option.
     pub fn set_option(self: &Arc<Self>, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
         let mut state = self.enter()?;
         // Accepted connections inherit the listener's options.
@@ -117,7 +117,7 @@ impl Stream {
 }
 
 impl State {
-    /// Applies the options that belong to the id to a new id, if the program has set them.
+    /// Applies the id's options that the program has set to a new id.
     pub(super) fn apply_options(&self) -> Result<()> {
         let id = self.id()?;
         let on: c_int = 1;
@@ -132,7 +132,7 @@ impl State {
 }
 
 impl Stream {
-    /// rgetsockname(3).
+    /// rgetsockname(3): returns the local address.
     pub fn local_name(&self) -> Result<sockaddr_storage> {
         let state = self.enter()?;
         let id = state.id()?.id();
@@ -152,7 +152,7 @@ impl Stream {
         Ok(self.shown(state.id()?.id().destination()))
     }
 
-    /// Returns an address of the id as the program sees it.
+    /// Returns an address of the id as the program sees it: IPv4-mapped on an IPv6 socket.
     fn shown(&self, name: sockaddr_storage) -> sockaddr_storage {
         sockaddr::inet(&name)
             .filter(SocketAddr::is_ipv4)

@@ -1,9 +1,9 @@
 //! Who notices the next event of a stream's completion channel if the program makes no further
 //! call: the leader, or without one the reactor, which watches the channel.
 //!
-//! It matters while data is held, which is sent when the earlier messages have arrived, and for the
+//! This matters while data is held (kept back until earlier messages have arrived), and for the
 //! first messages of a connection: the peer has little space for them ([`super::connection`]).
-//! Until it has more, the receive CQ stays armed, and the reactor watches.
+//! Until the peer has more, the receive CQ stays armed, and the reactor watches.
 //!
 //! As with [`channel_leader`], everything outside of this logic is behind a trait, and the logic is
 //! model-checked.
@@ -15,7 +15,7 @@ pub(super) trait HoldsData: EventSource {
     /// Locks the state if no thread holds the lock.
     fn try_lock(&self) -> Option<LockGuard<'_, Self::State>>;
     fn has_held(state: &Self::State) -> bool;
-    /// Sends what is held, or discards it after a failure.
+    /// Sends the held data, or discards it after a failure.
     fn send_held(&self, state: &mut Self::State);
     /// Polls the send CQ. Returns whether held data has to wait because earlier messages are still
     /// on their way.
@@ -23,7 +23,7 @@ pub(super) trait HoldsData: EventSource {
     /// Makes the reactor call [`channel_is_readable`] at the channel's next event. Returns false if
     /// it cannot.
     fn watch(&self, state: &mut Self::State) -> bool;
-    /// The reactor does not watch the channel any more.
+    /// Notes that the reactor does not watch the channel any more.
     fn watched(state: &mut Self::State);
 }
 
@@ -49,26 +49,26 @@ fn schedule_flush<S: HoldsData>(stream: &S, state: &mut S::State) {
 fn is_watched<S: HoldsData>(stream: &S, state: &mut S::State) -> bool {
     let (me, leadership) = (S::this_thread(), S::leadership(state));
     match leadership.filter(|leadership| leadership.has_leader()) {
-        // A signal handler has interrupted the leader, this thread, and may leave its call for
-        // ever.
+        // This thread is the leader, interrupted by a signal handler, which may never return to the
+        // leader's call.
         Some(leadership) => leadership.has_other_leader(me),
         None => stream.watch(state),
     }
 }
 
-/// The reactor has found the channel readable. Returns false if another thread holds the lock: the
-/// reactor tries again after a pause. It does not wait for the lock, because a thread that sends
-/// message after message would have to wake it with each of them, and take the lock again before
-/// the reactor runs.
+/// Handles a channel that the reactor has found readable. Returns false if another thread holds the
+/// lock: the reactor tries again after a pause. The reactor does not wait for the lock, because a
+/// thread that sends message after message would have to wake it with each of them, and take the
+/// lock again before the reactor runs.
 pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
     let Some(mut state) = stream.try_lock() else { return false };
     S::watched(&mut state);
-    // An epoll whose level is that event stays ready while this thread reads it.
+    // Notify before reading, too: a repoll that only this event makes readable must stay readable.
     stream.notify_pollers();
     channel_leader::take_event(stream, &mut state);
     stream.process_completions(&mut state);
     drop(state);
-    // Pollers may rely on the events that were read. Without the lock, which they take next.
+    // Pollers may rely on the events that were read. They take the lock next, so release it first.
     stream.notify_pollers();
     true
 }
@@ -77,10 +77,10 @@ pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
 pub(super) trait Starts: HoldsData {
     /// Returns whether the connection is new and the peer may send.
     fn is_starting(state: &Self::State) -> bool;
-    /// Makes the reactor call [`channel_is_readable`] at the channel's next event, from the end of a
-    /// pause on. If it cannot, the program's next call notices the message.
+    /// Makes the reactor call [`channel_is_readable`] at the channel's next event, but not before
+    /// the end of a pause. If the reactor cannot, the program's next call notices the message.
     fn watch_soon(&self, state: &mut Self::State);
-    /// Returns whether the reactor watches the channel, or will do so in a moment.
+    /// Returns whether the reactor watches the channel, or will do so after a pause.
     fn is_watched(state: &Self::State) -> bool;
 }
 
@@ -88,7 +88,7 @@ pub(super) trait Starts: HoldsData {
 /// event of the channel may have been read.
 #[inline]
 pub(super) fn ensure_armed<S: Starts>(stream: &S, state: &mut S::State) {
-    // The first condition is cheap, for a poller of many streams that are new for long.
+    // Check the cheap condition first: a program may poll many streams that stay new for long.
     let is_armed = S::leadership(state).is_some_and(|leadership| leadership.is_armed());
     if !(is_armed && S::is_watched(state)) && S::is_starting(state) {
         watch_and_arm(stream, state);

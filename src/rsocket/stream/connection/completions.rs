@@ -1,5 +1,5 @@
-//! Completions of both CQs: the peer's messages, and this side's sends; and the messages without
-//! stream data: shutdown, keepalive, credit updates, and entries of the peer's iomap.
+//! Completions of both CQs: the peer's messages, and this side's sends. Also sends the messages
+//! without stream data: shutdown, keepalive, credit updates, and entries of the peer's iomap.
 
 use std::mem::{self, MaybeUninit};
 
@@ -14,7 +14,7 @@ use crate::verbs::rc::{Opcode, RECV_WR_ID_FLAG, SendWr, Sge, ibv_wc};
 
 impl Connection {
     /// Polls the receive CQ into `batch`, for [`process`](Self::process). Returns the number of
-    /// completions.
+    /// completions, 0 after a failure.
     #[inline]
     pub fn poll_recv_cq(&mut self, batch: &mut Batch) -> usize {
         match self.receive.cq().poll(&mut batch.0) {
@@ -26,16 +26,16 @@ impl Connection {
         }
     }
 
-    /// Fast path of [`process`](Self::process), for the only completion of the batch: takes a message
-    /// of data after which there is nothing else to do. Otherwise does nothing, and returns false.
+    /// Fast path of [`process`](Self::process) for a batch of one completion: takes a data message
+    /// that requires nothing else. In all other cases does nothing, and returns false.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn take_plain(&mut self, batch: &Batch) -> bool {
-        // SAFETY: the provider has initialised the entry (`CompletionQueue::poll`).
+        // SAFETY: the caller has polled one completion, so the provider has initialised the entry.
         let wc = unsafe { batch.0[0].assume_init_ref() };
         let is_usual = wc.is_valid() && !self.receive_ended && self.failed.is_none();
         let Some(imm) = self.imm_of(wc).filter(|_| is_usual) else { return false };
-        // Not the last receive, either, which matters on iWARP.
+        // This also excludes the last posted receive, whose use ends the connection on iWARP.
         if self.needs_send_completions() || self.receive.is_repost_next() || !self.receive.flow.take_plain(imm) {
             return false;
         }
@@ -47,7 +47,7 @@ impl Connection {
     }
 
     /// Processes the first `completed` completions of the batch, then all further ones of the
-    /// receive CQ, and those of the send CQ if a waiter needs them.
+    /// receive CQ, and those of the send CQ if a waiter needs them. Returns their combined effect.
     pub fn process(&mut self, batch: &mut Batch, mut completed: usize) -> Outcome {
         let mut outcome = mem::take(&mut self.send.pending);
         self.send.flow.set_reason(Reasons::NOTIFY, false);
@@ -55,7 +55,7 @@ impl Connection {
             outcome.add(Outcome::ANY);
         }
         loop {
-            // After the failure of a send there may be messages that have arrived before.
+            // Also process receives after a send has failed: messages may have arrived before that.
             if self.receive_ended || !self.process_receives(&batch.0[..completed], &mut outcome) || completed < BATCH {
                 break;
             }
@@ -77,7 +77,7 @@ impl Connection {
         outcome
     }
 
-    /// Notes whether data can be sent, before the first change of that.
+    /// Notes whether data can be sent, before the first completion that may change it.
     fn note_could_send(&self, outcome: &mut Outcome) {
         if !outcome.has(Outcome::SPACE_NOTED) {
             outcome.add(if self.can_send() { Outcome::COULD_SEND } else { Outcome::COULD_NOT_SEND });
@@ -101,13 +101,13 @@ impl Connection {
         }
     }
 
-    /// Returns false if reception has ended: then the remaining completions are flushes, and stay in
-    /// the CQ.
+    /// Processes receive completions. Returns false if reception has ended: the remaining
+    /// completions are flushes, and are ignored.
     #[inline]
     fn process_receives(&mut self, completed: &[MaybeUninit<ibv_wc>], outcome: &mut Outcome) -> bool {
         let iwarp = self.qp.is_iwarp();
         for wc in completed {
-            // SAFETY: the provider has initialised these entries (`CompletionQueue::poll`).
+            // SAFETY: `CompletionQueue::poll` has filled these entries.
             let wc = unsafe { wc.assume_init_ref() };
             if !wc.is_valid() {
                 self.receive_failed(wc, outcome);
@@ -115,8 +115,9 @@ impl Connection {
             }
             let Some(imm) = self.imm_of(wc) else { return self.violated(outcome) };
             let was_last = self.receive.used();
-            // On iWARP a message without a receive ends the connection, and soft-iWARP does not
-            // complete receives that are posted after that: this CQ would raise no event.
+            // A peer that uses the last receive exceeds its credits. On iWARP its next message
+            // would find no receive and end the connection, and soft-iWARP does not complete
+            // receives that are posted after that: this CQ would raise no event.
             if self.process_message(imm, outcome).is_err() || iwarp && was_last {
                 return self.violated(outcome);
             }
@@ -124,7 +125,7 @@ impl Connection {
         true
     }
 
-    /// Returns the immediate data of a received message.
+    /// Returns the immediate data of a received message; `None` if it is not part of the protocol.
     #[inline]
     fn imm_of(&self, wc: &ibv_wc) -> Option<u32> {
         let content = || self.receive.imm((wc.wr_id() & !RECV_WR_ID_FLAG) as u32);
@@ -165,7 +166,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer has violated the protocol: the connection fails. Returns false.
+    /// Fails the connection after a protocol violation by the peer. Returns false.
     #[cold]
     fn violated(&mut self, outcome: &mut Outcome) -> bool {
         self.log_first(Errno::ECONNABORTED, Cause::BadMessage);
@@ -186,7 +187,7 @@ impl Connection {
     #[cold]
     fn receive_failed(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
         self.receive_ended = true;
-        // A completion of the send CQ may have the cause.
+        // The cause may be in a completion of the send CQ.
         self.process_send_cq(outcome);
         self.note_failure(wc, outcome);
     }
@@ -202,7 +203,7 @@ impl Connection {
         }
     }
 
-    /// Returns whether there is something to do without a completion of the receive CQ.
+    /// Returns whether completions have to be processed even if the receive CQ is empty.
     #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
     #[inline(always)]
     pub fn needs_attention(&self) -> bool {
@@ -215,7 +216,7 @@ impl Connection {
         self.send.flow.needs_completions()
     }
 
-    /// Polls the send CQ.
+    /// Processes the completions of the send CQ.
     fn process_send_cq(&mut self, outcome: &mut Outcome) {
         let mut batch = Batch::new();
         loop {
@@ -280,12 +281,12 @@ impl Connection {
 }
 
 impl Outcome {
-    /// Returns whether the completions have made space to send, which there was not before.
+    /// Returns whether data can be sent now, and could not be before the completions.
     fn has_made_space(self, can_send: impl FnOnce() -> bool) -> bool {
         self.has(Outcome::COULD_NOT_SEND) && can_send()
     }
 
-    /// Returns what waiters are notified of.
+    /// Returns the part of the outcome that waiters are notified of.
     fn to_notify(self) -> Outcome {
         Outcome(self.0 & (Outcome::ANY.0 | Outcome::EDGE.0))
     }
@@ -311,7 +312,7 @@ fn errno_of(status: ibv_wc_status::Type) -> Errno {
 }
 
 impl Connection {
-    /// Sends a control message. Fails with `EAGAIN` while all reserved ones are outstanding.
+    /// Sends a control message after held data. Fails with `EAGAIN` if none can be sent now.
     pub fn control(&mut self, control: Control) -> Result<()> {
         self.send_held();
         if !self.has_control() {
@@ -320,7 +321,7 @@ impl Connection {
         self.send_control(Message::Control(control), &[], 0)
     }
 
-    /// Returns whether a control message can be sent.
+    /// Returns whether a control message can be sent. None can while a thread sends unlocked.
     pub(super) fn has_control(&mut self) -> bool {
         if !self.send.flow.has_control() {
             self.reap_send_cq();
@@ -351,7 +352,7 @@ impl Connection {
     /// Posts a write without bytes. Its completion shows whether the peer still answers.
     pub fn keep_alive(&mut self) -> Result<()> {
         if !self.has_control() {
-            // The completions of the outstanding messages show that, too.
+            // The completion of an outstanding control message shows whether the peer answers, too.
             return Ok(());
         }
         self.post_empty(Opcode::Write)
@@ -402,13 +403,13 @@ impl Connection {
     }
 
     /// Writes `mapping` into entry `index` of the peer's iomap. Returns false if the caller has to
-    /// wait for credits or space.
+    /// wait for credits or space. Fails with `ENOMEM` if the peer has no such entry.
     pub fn advertise_mapping(&mut self, index: u16, mapping: Mapping) -> Result<bool> {
         if index >= self.send.peer.iomap {
-            // Other memory of the peer follows its iomap.
+            // The write would hit other memory of the peer, which follows its iomap.
             return Err(Errno::ENOMEM);
         }
-        // Mappings and data share the last credits, so the data must not be late.
+        // Mappings and data share the last credits: send held data now, and hold no more data.
         self.send_held();
         self.send.flow.hold_nothing();
         let inline = IOMAP_ENTRY as u32 <= self.qp.can_inline();

@@ -1,8 +1,7 @@
 //! The QP and its work requests: one for each message, or two on iWARP, which has no RDMA write
 //! with immediate data.
 //!
-//! [`Sizes`] are those of its queues and of inline data: as the program requests, within the limits
-//! of the device.
+//! [`Sizes`] has the sizes of the QP's queues, as the program requests within the device's limits.
 
 use std::mem::zeroed;
 use std::ops::Range;
@@ -22,18 +21,18 @@ use crate::verbs::{self, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Soft-iWARP copies the data of unsignaled writes that are smaller than this.
 const PAGE: u32 = 4096;
-/// Soft-iWARP sends wrong bytes for a write in one piece that has no more than this, is not inline,
-/// and crosses a page (docs/compatibility.md).
+/// Soft-iWARP sends wrong bytes for a write of at most this many bytes that is in one piece, does
+/// not go inline, and crosses a page (docs/compatibility.md).
 const MAX_UNSPLIT: u32 = 32;
 
 /// Returns whether soft-iWARP needs a write to be signaled: it passes the pages of an unsignaled
-/// write to TCP, and completes the requests that follow before TCP has sent the pages, so the
-/// program could overwrite them. It copies signaled writes (docs/compatibility.md).
+/// write to TCP, and completes later requests before TCP has sent the pages, so the program could
+/// overwrite the data. It copies the data of signaled writes (docs/compatibility.md).
 fn must_be_signaled(write: &SendWr) -> bool {
     write.sg_list[0].len + write.sg_list[1].len >= PAGE
 }
 
-/// Returns the bytes of a write as two pieces if soft-iWARP needs that.
+/// Returns the scatter/gather list of a write, in two pieces if [`MAX_UNSPLIT`] requires that.
 fn split_sg_list(write: &SendWr) -> [Sge; 2] {
     let [first, second] = write.sg_list;
     let left = PAGE - first.addr as u32 % PAGE;
@@ -73,13 +72,13 @@ pub(super) fn is_iwarp(id: &CmId) -> bool {
 /// The QP of an id.
 #[derive(Debug)]
 pub(super) struct QueuePair {
-    /// The id outlives the QP.
+    /// The id that the QP belongs to, which outlives the QP.
     id: NonNull<rdma_cm_id>,
     queue: SendQueue,
 }
 
-// SAFETY: any thread may use an id and its QP, and the stream's lock lets one thread do so at a
-// time.
+// SAFETY: libibverbs objects may be used by any thread. One thread at a time posts sends: under the
+// stream's lock, or after `begin_unlocked`.
 unsafe impl Send for QueuePair {}
 
 /// The send queue of a live QP.
@@ -92,8 +91,8 @@ pub struct SendQueue {
 }
 
 impl QueuePair {
-    /// Creates the QP of `id` with a send and a receive CQ, and with the sizes of both queues. The
-    /// QP takes `inline` bytes inline, or fewer if the device rejects that number.
+    /// Creates the QP of `id` with a send and a receive CQ, and the numbers of entries of both
+    /// queues. The QP takes `inline` bytes inline, or fewer if the device rejects that number.
     pub fn new(
         id: &CmId,
         pd: NonNull<ibv_pd>,
@@ -159,7 +158,7 @@ impl QueuePair {
     /// The buffers that `buffer_of` returns lie in a memory region that outlives the receives, and
     /// only the device writes there.
     pub unsafe fn post_recv(&self, slots: Range<u32>, buffer_of: impl Fn(u32) -> Sge) -> Result<()> {
-        // SAFETY: the QP is live; the caller guarantees the lifetime of the buffers.
+        // SAFETY: the QP is live. The buffers outlive the receives: guaranteed by the caller.
         unsafe { rc::post_recv(self.queue.qp, slots, buffer_of) }
     }
 
@@ -171,8 +170,8 @@ impl QueuePair {
 
     /// Moves the QP to the error state: every work request completes with an error.
     pub fn move_to_error(&self) {
-        // Fails for a QP that is in this state already, and after the removal of the device: no work
-        // request is outstanding then.
+        // Fails for a QP that is in this state already, and after the removal of the device: then
+        // no work request is outstanding.
         // SAFETY: the QP is live until `self` is dropped.
         let _ = unsafe { verbs::move_to_error(self.queue.qp) };
     }
@@ -188,7 +187,7 @@ impl QueuePair {
 }
 
 impl SendQueue {
-    /// Posts a work request. A failure ends the connection.
+    /// Posts a work request. After a failure, the caller has to end the connection.
     #[inline]
     pub fn post(&self, request: SendWr) -> Result<()> {
         if self.iwarp {
@@ -199,13 +198,13 @@ impl SendQueue {
         unsafe { rc::post_send(self.qp, &[request]) }
     }
 
-    /// Returns the work request for [`post_inline`](Self::post_inline).
+    /// Returns a prepared work request for [`post_inline`](Self::post_inline).
     pub fn inline_write(&self) -> Result<InlineWrite> {
         // SAFETY: the QP is live.
         unsafe { InlineWrite::new(self.qp) }
     }
 
-    /// Fast path of [`post`](Self::post) for `data` inline.
+    /// Fast path of [`post`](Self::post) for one message of `data` that goes inline.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn post_inline(&self, write: &mut InlineWrite, data: &[u8], request: &InlineRequest) -> Result<()> {
@@ -215,23 +214,23 @@ impl SendQueue {
             let (opcode, sg_list) = (Opcode::WriteImm(imm), inline_sge(data));
             return self.post_iwarp(&SendWr { wr_id, opcode, addr, rkey, sg_list, inline: true, signaled });
         }
-        // SAFETY: the QP is live.
+        // SAFETY: the QP is live, and `data` goes inline.
         unsafe { write.post(data, imm, (addr, rkey), (wr_id, signaled)) }
     }
 
-    /// As [`post`](Self::post), on iWARP.
+    /// [`post`](Self::post) on iWARP: a message with data becomes two work requests.
     #[inline(never)]
     fn post_iwarp(&self, request: &SendWr) -> Result<()> {
         let Opcode::WriteImm(imm) = request.opcode else {
             let signaled = request.signaled || must_be_signaled(request);
             let request = SendWr { sg_list: split_sg_list(request), signaled, ..*request };
-            // SAFETY: as in `post`.
+            // SAFETY: the QP is live; the bytes are registered or go inline, as in `post`.
             return unsafe { rc::post_send(self.qp, &[request]) };
         };
         self.check_inline_imm()?;
         let mut content = [0; IMM_LEN];
         let [data, send] = as_two(request, imm, &mut content);
-        // SAFETY: as in `post`; `content` lives until the call returns.
+        // SAFETY: as in `post`. `content` goes inline, so it must live until the call returns.
         unsafe {
             if request.is_empty() { rc::post_send(self.qp, &[send]) } else { rc::post_send(self.qp, &[data, send]) }
         }
@@ -251,7 +250,7 @@ impl SendQueue {
         let [content, next_content] = &mut contents;
         let ([data, send], [next_data, next_send]) =
             (as_two(&messages[0], imm, content), as_two(&messages[1], next, next_content));
-        // SAFETY: as in `post`; the contents live until the call returns.
+        // SAFETY: as in `post`. The contents go inline, so they must live until the call returns.
         unsafe { rc::post_send(self.qp, &[data, send, next_data, next_send]) }
     }
 
@@ -272,7 +271,7 @@ impl Drop for QueuePair {
 
 /// Smallest number of queue entries.
 const MIN_ENTRIES: u32 = 16;
-/// Largest number of queue entries: it has to fit the connection data.
+/// Largest number of queue entries: it has to fit the 16-bit field of the connection data.
 const MAX_ENTRIES: u32 = 0xfffe;
 /// Number of inline bytes to try if the device rejects more: enough for control messages.
 const SMALL_INLINE: u32 = 32;
@@ -285,7 +284,8 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Each queue has a CQ of the same size: when the QP fails, all work requests complete at once.
+    /// Returns the sizes for `options`. CQs are as large as their queues: when the QP fails, all
+    /// work requests complete at once.
     pub fn new(options: &Options, limits: &Limits) -> Sizes {
         let max = limits.work_requests.min(limits.completions).clamp(MIN_ENTRIES, MAX_ENTRIES);
         Sizes {

@@ -1,9 +1,9 @@
 //! The receive side: the memory that the peer writes to, the receives for its messages, and the
 //! data that the program has not read.
 //!
-//! [`Rings`] have the memory for data: the small ring of a new stream, which is a part of the
-//! receive side's memory, and regions of the full size, and of larger ones for a stream that it
-//! limits.
+//! [`Rings`] has the memory for data: the small ring of a new stream, which is a part of the
+//! receive side's memory, and later memory regions of the full size (SO_RCVBUF), or of a larger one
+//! for a stream that the ring limits.
 
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
@@ -30,16 +30,16 @@ pub(super) struct ReceiveSide {
     layout: Layout,
     /// Number of receives, posted or idle.
     receives: u32,
-    /// The receives to post again: `idle` ones in a row, from `first_idle` on, after the last of
-    /// which the first one follows. They complete in the order in which they were posted. Receives
-    /// without memory are all alike, and have no first one.
+    /// The receives to post again: `idle` consecutive slots from `first_idle` on, where slot 0
+    /// follows the last one. Receives complete in the order in which they were posted. `first_idle`
+    /// is not used for receives without memory, which are all alike.
     idle: u32,
     first_idle: u32,
     /// Number of entries of the iomap.
     iomap: u16,
     pub flow: Receiver,
     pub rings: Rings,
-    /// A thread copies data without the stream's lock.
+    /// A thread copies received data without the stream's lock.
     is_being_read: bool,
     _reservation: Reservation,
 }
@@ -55,10 +55,10 @@ impl Unread {
         self.len
     }
 
-    /// Copies the data to `into`, which has its length.
+    /// Copies the data to `into`, which has the same length.
     ///
     /// # Safety
-    /// The memory is mapped, and was not given back to the peer.
+    /// The connection with the memory was not dropped, and the data was not given back to the peer.
     pub unsafe fn copy_to(&self, into: &mut [MaybeUninit<u8>]) {
         // SAFETY: the data is readable: guaranteed by the caller; it does not overlap the program's
         // buffer.
@@ -71,7 +71,7 @@ impl Unread {
 unsafe impl Send for ReceiveSide {}
 
 impl ReceiveSide {
-    /// `memory` has the length of `layout`.
+    /// Creates the receive side in `memory`, which has the length of `layout`.
     pub fn new(
         cq: CompletionQueue,
         memory: MemoryRegion,
@@ -109,7 +109,7 @@ impl ReceiveSide {
         self.cq.note_event(event)
     }
 
-    /// See [`super::Unconnected::connection_data`].
+    /// Returns the connection data for the peer ([`super::Unconnected::connection_data`]).
     pub fn connection_data(&self) -> ConnData {
         let (start, rkey) = (self.memory.start(), self.memory.rkey());
         let memory = RemoteMemory { start, rkey };
@@ -144,7 +144,7 @@ impl ReceiveSide {
         while self.idle > 0 {
             let first = self.first_idle;
             let count = self.idle.min(self.receives - first);
-            // SAFETY: by the layout the slots lie in the memory and overlap no other part of it.
+            // SAFETY: the layout reserves the slots, and the memory is dropped after the QP.
             unsafe { qp.post_recv(first..first + count, buffer_of)? };
             self.first_idle = (first + count) % self.receives;
             self.idle -= count;
@@ -164,7 +164,7 @@ impl ReceiveSide {
         self.idle + 1 >= REPOST
     }
 
-    /// A receive has completed. Returns whether it was the last one posted, which a peer that
+    /// Counts a completed receive. Returns whether it was the last one posted, which a peer that
     /// respects its credits never uses.
     #[inline]
     pub fn used(&mut self) -> bool {
@@ -172,7 +172,7 @@ impl ReceiveSide {
         self.idle == self.receives
     }
 
-    /// Returns the immediate data of a SEND over iWARP.
+    /// Returns the immediate data of a SEND over iWARP, which the receive in `slot` has received.
     pub fn imm(&self, slot: u32) -> u32 {
         let start = self.memory.start();
         // SAFETY: by the layout the slot lies in the memory. The device wrote it before the
@@ -185,7 +185,7 @@ impl ReceiveSide {
         self.iomap
     }
 
-    /// Returns the number of entries of the target SGL that the peer has written, from `next` on.
+    /// Returns how many entries of the target SGL, from `next` on, the peer has written.
     pub fn written_targets(&self, next: usize) -> usize {
         [next, 1 - next].iter().take_while(|&&entry| self.target_length(entry) != 0).count()
     }
@@ -198,12 +198,12 @@ impl ReceiveSide {
 
     /// Takes the region in an entry of the target SGL, if the peer has written the entry.
     pub fn take_target(&self, entry: usize) -> Option<Region> {
-        // First: the peer writes it last.
+        // Read the length first: the peer writes it last.
         let length = self.target_length(entry);
         if length == 0 {
             return None;
         }
-        // SAFETY: as in `target_length`.
+        // SAFETY: the entry lies in the memory, as in `target_length`.
         unsafe {
             let entry = self.memory.start().add(entry * SGL_ENTRY).cast::<[u32; SGL_ENTRY / 4]>().as_ptr();
             pages::device_read_barrier();
@@ -223,7 +223,7 @@ impl ReceiveSide {
         }
     }
 
-    /// Returns the rest of the region that the peer has mapped at `offset`.
+    /// Returns the part from `offset` on of the region that the peer has mapped there, if any.
     pub fn mapped(&self, offset: u64) -> Option<Region> {
         (0..self.iomap).map(|index| self.mapping(index)).find_map(|mapping| {
             let skip = offset.checked_sub(mapping.offset).filter(|&skip| skip < u64::from(mapping.region.length))?;
@@ -235,7 +235,7 @@ impl ReceiveSide {
         })
     }
 
-    /// Returns an entry of the iomap.
+    /// Returns entry `index` of the iomap.
     fn mapping(&self, index: u16) -> Mapping {
         let mut bytes = [0; IOMAP_ENTRY];
         let start = self.layout.iomap + usize::from(index) * IOMAP_ENTRY;
@@ -260,8 +260,8 @@ impl ReceiveSide {
         }
     }
 
-    /// Copies unread data after its first `skip` bytes, and leaves it unread. Returns the number of
-    /// bytes.
+    /// Copies unread data after its first `skip` bytes, and leaves the data unread. Returns the
+    /// number of bytes copied.
     pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
         let mut done = 0;
         while done < into.len() {
@@ -278,7 +278,7 @@ impl ReceiveSide {
 }
 
 impl Connection {
-    /// Returns whether the stream is new, and the peer will need more space than it has.
+    /// Returns whether the stream is new: the peer will soon need more space than it has.
     #[inline]
     pub fn is_starting(&self) -> bool {
         self.receive.flow.is_starting() && self.failed.is_none()
@@ -289,13 +289,14 @@ impl Connection {
         self.receive.flow.available()
     }
 
-    /// Returns whether [`read_piece`](Self::read_piece) may have `len` bytes.
+    /// Returns whether `len` bytes are available to [`read_piece`](Self::read_piece).
     #[inline]
     pub fn has_piece(&self, len: usize) -> bool {
         self.receive.flow.buffered() >= len as u64
     }
 
-    /// Fast path of [`read_some`](Self::read_some): see [`Receiver::take_piece`].
+    /// Fast path of [`read_some`](Self::read_some). Returns `None` if [`Receiver::take_piece`]
+    /// does.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes.
@@ -303,8 +304,8 @@ impl Connection {
     #[inline(always)]
     pub unsafe fn read_piece(&mut self, start: *mut u8, len: usize) -> Option<usize> {
         let Received { ring, offset, len } = self.receive.flow.take_piece(len)?;
-        // SAFETY: the bytes lie in the ring, and are at most as many as those at `start`, which do
-        // not overlap it.
+        // SAFETY: the bytes lie in the ring, and the ring does not overlap the program's memory.
+        // `start` is writable for at least as many bytes: guaranteed by the caller.
         unsafe {
             let from = self.receive.rings.memory(ring).start.add(offset as usize);
             ptr::copy_nonoverlapping(from.as_ptr(), start, len as usize);
@@ -316,19 +317,19 @@ impl Connection {
         Some(len as usize)
     }
 
-    /// Copies unread data after its first `skip` bytes, and leaves it unread. Returns the number of
-    /// bytes.
+    /// Copies unread data after its first `skip` bytes, and leaves the data unread. Returns the
+    /// number of bytes copied.
     pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
         self.receive.peek(skip, into)
     }
 
-    /// Reads data, at most `len` bytes. Returns `None` if there is none.
+    /// Reads at most `len` bytes. Returns the number of bytes, or `None` if there is no data.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes.
     #[inline(never)]
     pub unsafe fn read_some(&mut self, start: *mut u8, len: usize) -> Option<usize> {
-        // SAFETY: `start` is writable for `len` bytes, which may be uninitialised: guaranteed by the
+        // SAFETY: `start` is writable for `len` bytes, and may be uninitialised: guaranteed by the
         // caller.
         let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len.min(isize::MAX as usize)) };
         let done = self.peek(0, into);
@@ -338,7 +339,7 @@ impl Connection {
         (done > 0).then_some(done)
     }
 
-    /// The program has read `len` bytes: returns their space to the peer.
+    /// Gives the space of `len` bytes, which the program has read, back to the peer.
     #[inline]
     pub fn take(&mut self, len: u64) {
         if let Some(ring) = self.receive.flow.take(len) {
@@ -348,21 +349,21 @@ impl Connection {
         self.send_credit_updates();
     }
 
-    /// Returns whether a thread copies data without the stream's lock.
+    /// Returns whether a thread copies received data without the stream's lock.
     #[inline]
     pub fn is_being_read(&self) -> bool {
         self.receive.is_being_read
     }
 
-    /// Returns whether a call that reads up to `len` bytes copies them without the lock: they are
+    /// Returns whether a call that reads up to `len` bytes copies them without the lock: there are
     /// many, and another thread sends at the same time.
     #[inline]
     pub fn reads_unlocked(&self, len: usize) -> bool {
         self.send.is_shared && len >= LARGE && self.available() >= LARGE as u64
     }
 
-    /// Begins to read up to `len` bytes, which the caller copies without the lock. Returns `None` if
-    /// they are few.
+    /// Begins to read up to `len` bytes. Returns them for the caller to copy without the lock, or
+    /// `None` if they are few or another thread waits for the connection.
     pub fn begin_reading(&mut self, len: usize) -> Option<Unread> {
         let Received { ring, offset, len: available } = self.receive.flow.piece(0);
         let len = len.min(available as usize);
@@ -375,7 +376,7 @@ impl Connection {
         Some(Unread { start, len })
     }
 
-    /// The first `len` bytes were copied.
+    /// Ends [`begin_reading`](Self::begin_reading): the first `len` bytes were copied.
     pub fn end_reading(&mut self, len: usize) {
         self.receive.is_being_read = false;
         self.take(len as u64);
@@ -388,23 +389,23 @@ impl Connection {
         }
     }
 
-    /// Returns the rest of the region that the peer has mapped at `offset`.
+    /// Returns the part from `offset` on of the region that the peer has mapped there, if any.
     pub fn mapped(&self, offset: u64) -> Option<Region> {
         self.receive.mapped(offset)
     }
 }
 
-/// Bytes of a ring that has grown once, and twice. The process's budget limits the number of large
-/// rings ([`Reservation`]): sixteen streams with rings of the second size are slower, because the
-/// rings do not fit into the caches.
+/// Sizes of a ring that has grown once and twice, in bytes. The process's budget limits the number
+/// of large rings ([`Reservation`]): with the second size, sixteen streams are slower, because
+/// their rings do not fit into the caches.
 const STEPS: [u32; 2] = [1 << 19, 1 << 21];
 
-/// Returns the first step that is larger than `size`.
+/// Returns the first step that is larger than `size`, if there is one.
 pub(super) fn next_step(steps: [u32; 2], size: u32) -> Option<u32> {
     steps.into_iter().find(|&step| step > size)
 }
 
-/// Memory of a buffer or ring that is not a first one, and its part of the process's budget.
+/// Memory of a send buffer or ring other than the first one, and its part of the process's budget.
 #[derive(Debug)]
 pub(super) struct Grown {
     pub memory: MemoryRegion,
@@ -412,17 +413,17 @@ pub(super) struct Grown {
 }
 
 impl Grown {
-    /// Allocates memory.
+    /// Allocates `bytes` of registered memory, to which the peer may write if `remote`.
     ///
     /// # Safety
-    /// A live PD that outlives the result.
+    /// `pd` is live, and outlives the result.
     pub unsafe fn new(
         reservation: Option<Reservation>,
         pd: NonNull<ibv_pd>,
         bytes: u32,
         remote: bool,
     ) -> Result<Grown> {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the PD is live, and outlives the memory region: guaranteed by the caller.
         let memory = unsafe { MemoryRegion::new(pd, bytes as usize, remote)? };
         Ok(Grown { memory, _reservation: reservation })
     }
@@ -433,7 +434,7 @@ impl Grown {
 pub(super) struct Rings {
     rings: [RemoteMemory; 2],
     grown: [Option<Grown>; 2],
-    /// The first ring, which is never freed. It is a small one if it has not the full size.
+    /// The first ring, which is never freed. It may be smaller than `full_size`.
     first: RemoteMemory,
     first_size: u32,
     full_size: u32,
@@ -449,19 +450,19 @@ impl Rings {
         Rings { rings, grown: [None, None], first, first_size, full_size, size: first_size, may_grow }
     }
 
-    /// Prepares memory for the ring that replaces a small one.
+    /// Maps memory in advance for the ring that replaces a small one.
     pub fn prepare(&self) {
         if self.first_size < self.full_size {
             Pages::prepare_ring(self.full_size as usize);
         }
     }
 
-    /// Returns whether the ring may have another size than the present one.
+    /// Returns whether the size of the ring never changes.
     fn is_fixed(&self) -> bool {
         !self.may_grow && self.first_size == self.full_size
     }
 
-    /// Returns the size of the next larger ring.
+    /// Returns the size of the next larger ring, if there is one.
     fn larger(&self) -> Option<u32> {
         if self.size < self.full_size {
             Some(self.full_size)
@@ -470,11 +471,11 @@ impl Rings {
         }
     }
 
-    /// Returns a ring of `size` bytes. Fails with `ENOMEM`.
+    /// Allocates a ring of `size` bytes. Fails with `ENOMEM`.
     fn allocate(&self, size: u32, qp: &QueuePair) -> Result<Grown> {
         let take = if size == self.full_size { Reservation::take_full } else { Reservation::take };
         let reservation = take(size).ok_or(Errno::ENOMEM)?;
-        // SAFETY: the PD is that of the live QP, and outlives the connection.
+        // SAFETY: the PD of the QP is live, and outlives the connection.
         unsafe { Grown::new(Some(reservation), qp.pd()?, size, true) }.map_err(|_| Errno::ENOMEM)
     }
 
@@ -503,8 +504,8 @@ impl Rings {
 }
 
 impl ReceiveSide {
-    /// Switches to a ring of another size if the flow control requests that. Called before half a
-    /// ring is advertised.
+    /// Switches to a larger ring if the flow control requests that, or back to the first ring if
+    /// memory is short. Called before half a ring is advertised.
     pub fn resize(&mut self, qp: &QueuePair) {
         if self.rings.is_fixed() {
             return;

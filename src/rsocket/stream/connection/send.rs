@@ -1,12 +1,13 @@
 //! The send side: writes stream data into the peer's buffers, and riowrite(3) data into memory that
 //! the peer has mapped.
 //!
-//! The [`SendBuffer`] is grown for a stream that it limits.
+//! A [`SendBuffer`] grows if it limits its stream.
 //!
-//! Small messages are held while earlier ones are on their way ([`Sender::may_hold`]). Held bytes
-//! lie in the send buffer and are no message yet. Everything that is sent after them, and every
-//! call of the program that may wait, sends them first. Otherwise the completion of the earlier
-//! messages does, which the leader or the reactor notices (`stream/watching.rs`).
+//! Small messages are held, to be sent as one, while earlier ones are on their way
+//! ([`Sender::may_hold`]). Held bytes lie in the send buffer and are no message yet. They are sent
+//! before anything else, and before the thread that sent them receives or waits. Otherwise they are
+//! sent when the earlier messages have completed, which the leader or the reactor notices
+//! (`stream/watching.rs`).
 //!
 //! [`Sender::may_hold`]: crate::rsocket::flow::Sender::may_hold
 
@@ -100,7 +101,7 @@ impl<'a> Gather<'a> {
         })
     }
 
-    /// Copies the bytes to the beginning of `space` and returns them, if they fit.
+    /// Copies the bytes to the beginning of `space`. Returns them, or `None` if they do not fit.
     pub fn collect<const LEN: usize>(self, space: &mut [MaybeUninit<u8>; LEN]) -> Option<&[u8]> {
         if self.len > LEN {
             return None;
@@ -169,7 +170,7 @@ pub(super) struct ControlData {
 }
 
 impl ControlData {
-    /// `first` is the first slot, of `CONTROL_DATA` bytes.
+    /// Creates the space. `first` is the first slot, of `CONTROL_DATA` bytes.
     pub fn new(first: Sge) -> ControlData {
         ControlData { first, next: 0 }
     }
@@ -194,35 +195,35 @@ pub(super) struct SendSide {
     pub cq: CompletionQueue,
     /// The CQ is armed, and its event has not been read.
     pub cq_armed: bool,
-    /// What the waiters were not notified of yet.
+    /// Outcome of polls of the send CQ that the waiters were not notified of yet.
     pub pending: Outcome,
     /// Number of calls that wait until all sent data has arrived.
     pub flushing: u32,
     pub flow: Sender,
     pub buffer: SendBuffer,
     /// Messages up to this size go inline. 0 unless the stream is connected, may write, and has not
-    /// failed, and no thread sends without its lock: the fast path looks at nothing else.
+    /// failed, and no thread sends without its lock: the fast path checks only this.
     inline_limit: u32,
     max_inline: u32,
     /// The stream is connected and may write.
     may_send: bool,
-    /// A thread copies and posts without the stream's lock what it has reserved. Nothing else is
-    /// posted meanwhile: work requests complete in the order of their numbers.
+    /// A thread copies and posts, without the stream's lock, messages that it has reserved. Nothing
+    /// else is posted meanwhile: work requests are posted in the order of their `wr_id`.
     is_unlocked: bool,
-    /// A completion has to wake the leader when that is over.
+    /// A completion has to wake the leader when `is_unlocked` becomes false.
     pub wake_due: bool,
     inline_write: InlineWrite,
     pub control_data: ControlData,
     pub peer: PeerMemory,
     /// Number of the thread that sent last, 0 if it has received since then.
     pub thread: u64,
-    /// Another thread has received since then, maybe on another processor.
+    /// A thread other than `thread` has received since then, on a machine with several CPUs.
     pub is_shared: bool,
     /// The entry of the target SGL that is used next.
     pub target_entry: usize,
-    /// Number of entries, from that one on, that were there when the last CREDIT_UPDATE was
-    /// processed. No others are used: over iWARP, CREDIT_UPDATEs of which none was processed would
-    /// use up all receives while this side only sends, which ends the connection.
+    /// Number of written entries of the target SGL, from `target_entry` on, when the last
+    /// CREDIT_UPDATE was processed. Entries written later are not used: over iWARP, while this side
+    /// only sends, unprocessed CREDIT_UPDATEs would use up all receives, which ends the connection.
     pub targets: usize,
 }
 
@@ -274,8 +275,8 @@ impl SendSide {
     }
 }
 
-/// Messages that are posted together, whose space and work requests are reserved: their requests
-/// and bytes. The second one begins the peer's next buffer.
+/// One or two messages that are posted together: their work requests and bytes. Credits, space and
+/// work requests are reserved. The second message usually begins the peer's next buffer.
 pub struct Planned<S> {
     first: (SendWr, S),
     second: Option<(SendWr, S)>,
@@ -310,26 +311,26 @@ impl<S: Source> Planned<S> {
 /// Copies `bytes` to the memory of a scatter/gather list.
 ///
 /// # Safety
-/// The list describes writable memory of this library, with space for them.
+/// The list describes writable memory of this library, with space for `bytes`.
 unsafe fn copy_to(sg_list: &[Sge; 2], bytes: impl Source) {
     let (first, wrapped) = bytes.split(sg_list[0].len as usize);
     for (part, sge) in [(first, sg_list[0]), (wrapped, sg_list[1])] {
         let into = ptr::with_exposed_provenance_mut(sge.addr as usize);
         if let Some(into) = NonNull::new(into).filter(|_| sge.len > 0) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the element's memory has space for `part`: guaranteed by the caller.
             unsafe { part.copy_to(into) };
         }
     }
 }
 
 impl Connection {
-    /// The stream is connected: its messages may go inline, unless it has failed meanwhile.
+    /// Allows sending on a connected stream. Messages may go inline unless the stream has failed.
     pub fn begin_sending(&mut self) {
         self.send.may_send = true;
         self.update_inline_limit();
     }
 
-    /// The stream sends no more data.
+    /// Ends sending: the stream sends no more data.
     pub fn end_sending(&mut self) {
         self.send.may_send = false;
         self.update_inline_limit();
@@ -371,8 +372,8 @@ impl Connection {
         self.send.flow.crosses_target_end(len)
     }
 
-    /// Reserves the next message of `data`, or two. Returns `None` if nothing can be sent now.
-    /// `begun`: the program's call has sent data before.
+    /// Reserves the next message of `data`, or two. Returns the messages, or `None` if nothing can
+    /// be sent now. `begun`: the program's call has sent data before.
     pub fn plan<S: Source>(&mut self, data: S, begun: bool) -> Option<Planned<S>> {
         let wanted = if begun { data.size() } else { self.send.flow.first_message(data.size()) };
         let (data, _) = data.split(wanted);
@@ -395,7 +396,7 @@ impl Connection {
         Some((self.request_of(&chunk, sg_list, inline, request), bytes))
     }
 
-    /// Returns the request of a message that was taken as the work request `(wr_id, signaled)`.
+    /// Returns the work request of a message, for which `(wr_id, signaled)` was reserved.
     fn request_of(&self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool, (wr_id, signaled): (u64, bool)) -> SendWr {
         if let Some(counters) = self.counters() {
             counters.count_sent(chunk.len);
@@ -417,9 +418,9 @@ impl Connection {
         self.qp.send_queue().post(request).inspect_err(|&error| self.fail(error))
     }
 
-    /// If the planned messages are long, `len` bytes, and another thread receives at the same time,
-    /// lets the caller copy and post them without the stream's lock, and returns the queue for
-    /// that. Until [`end_unlocked`](Self::end_unlocked) nothing else is posted.
+    /// Lets the caller copy and post planned messages of `len` bytes without the stream's lock, if
+    /// they are long and another thread receives at the same time. Returns the queue for that, or
+    /// `None`. Until [`end_unlocked`](Self::end_unlocked) nothing else is posted.
     pub fn begin_unlocked(&mut self, len: usize) -> Option<SendQueue> {
         if !self.send.is_shared || len < LARGE || self.is_awaited() {
             return None;
@@ -429,7 +430,7 @@ impl Connection {
         Some(self.qp.send_queue())
     }
 
-    /// The messages were posted, unless this has failed.
+    /// Ends [`begin_unlocked`](Self::begin_unlocked), with the result of posting the messages.
     pub fn end_unlocked(&mut self, posted: Result<()>) {
         self.send.is_unlocked = false;
         if let Err(error) = posted {
@@ -438,7 +439,7 @@ impl Connection {
         self.update_inline_limit();
         self.send_credit_updates();
         if mem::take(&mut self.send.wake_due) {
-            // A failure completes everything.
+            // Ignore an error: if the connection fails, all work requests complete.
             let _ = self.keep_alive();
         }
     }
@@ -449,18 +450,19 @@ impl Connection {
         self.send.is_unlocked
     }
 
-    /// Returns whether a thread posts or copies received data without the lock.
+    /// Returns whether a thread posts, or copies received data, without the lock.
     pub fn is_in_use(&self) -> bool {
         self.send.is_unlocked || self.is_being_read()
     }
 
-    /// One more thread waits until another one does not use the connection without the lock, or one
-    /// less. As long as there is one, no thread begins to send without the lock.
+    /// Counts a thread (`more`) that waits until another one stops using the connection without the
+    /// lock, or ends its wait. While a thread waits, no thread begins to use the connection without
+    /// the lock.
     pub fn add_waiting(&mut self, more: bool) {
         self.waiting = if more { self.waiting + 1 } else { self.waiting.saturating_sub(1) };
     }
 
-    /// Returns whether a thread waits until another one does not use the connection without the
+    /// Returns whether a thread waits until another one stops using the connection without the
     /// lock.
     pub fn is_awaited(&self) -> bool {
         self.waiting > 0
@@ -489,8 +491,8 @@ impl Connection {
         inline
     }
 
-    /// Writes as much of `data` as possible without waiting into the peer's `region`. Returns the
-    /// number of bytes. The connection records a failure.
+    /// Writes as much of `data` as possible into the peer's `region`, without waiting. Returns the
+    /// number of bytes. `begun`: see [`plan`](Self::plan). The connection records a failure.
     pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> usize {
         self.send_held();
         let mut done = 0;
@@ -513,21 +515,21 @@ impl Connection {
         done
     }
 
-    /// Frees the send buffer if no data is outstanding.
+    /// Frees a send buffer that has grown, if no data is outstanding.
     pub fn give_memory_back(&mut self) {
         self.reap_send_cq();
         self.send.give_buffer_back();
     }
 }
 
-/// Bytes of a full buffer that has grown once, and twice.
+/// Sizes of a send buffer that has grown beyond the full size once and twice, in bytes.
 const STEPS: [u32; 2] = [1 << 18, 1 << 20];
 /// A buffer of the full size grows when it has limited the stream this many times.
 const GROW_AFTER: u32 = 2;
 
-/// The memory from which messages go that are not inline: a part of the receive side's memory, or,
-/// after the first message that needs more, memory of its own. A first buffer that is used up
-/// grows, too: a connection that sends more would process completions too often.
+/// The memory for messages that do not go inline. The first buffer is a part of the receive side's
+/// memory. When a message does not fit, memory of the full size (SO_SNDBUF) replaces it: with a
+/// small buffer, a connection would process completions too often.
 #[derive(Debug)]
 pub(super) struct SendBuffer {
     /// The first buffer.
@@ -539,9 +541,9 @@ pub(super) struct SendBuffer {
     may_grow: bool,
     /// Number of times that the buffer has limited the stream.
     limited: u32,
-    /// Number of times that the buffer could not grow.
+    /// Number of consecutive times that the buffer could not grow.
     refused: u32,
-    /// The previous buffer, until this work request completes.
+    /// The previous buffer, and the work request whose completion frees it.
     old: Option<(Grown, u64)>,
 }
 
@@ -555,7 +557,7 @@ impl SendBuffer {
         self.size
     }
 
-    /// Returns the next larger size.
+    /// Returns the next larger size, if there is one.
     fn larger(&self) -> Option<u32> {
         if self.size < self.full_size {
             return Some(self.full_size);
@@ -563,19 +565,19 @@ impl SendBuffer {
         receive::next_step(STEPS, self.size).filter(|_| self.may_grow)
     }
 
-    /// Returns whether the buffer is smaller than the program has asked for.
+    /// Returns whether the buffer is smaller than the full size.
     pub fn is_first(&self) -> bool {
         self.size < self.full_size
     }
 
-    /// Allocates memory of a larger size. The full size is not growth: idle streams may have to
-    /// free memory for it.
+    /// Allocates a buffer of a larger `size`. The full size is not growth: it needs no reservation,
+    /// and idle streams may have to free memory for it.
     fn allocate(&self, qp: &QueuePair, size: u32) -> Result<Grown> {
         if self.old.is_some() {
             return Err(Errno::ENOMEM);
         }
         let pd = qp.pd()?;
-        // SAFETY: the PD is that of the live QP, and outlives the connection.
+        // SAFETY: the PD of the QP is live, and outlives the connection.
         let new = |reservation| unsafe { Grown::new(reservation, pd, size, false) };
         if self.is_first() {
             return pinned_budget::with_memory(|| new(None));
@@ -593,8 +595,8 @@ impl SendBuffer {
         sg_list
     }
 
-    /// Returns the scatter/gather list of `len` bytes from `offset` on, and of those that follow at
-    /// the beginning of the buffer.
+    /// Returns the scatter/gather list of `len` bytes from `offset` on. Bytes beyond the end of the
+    /// buffer are at its beginning.
     pub fn space(&self, offset: u32, len: u32) -> [Sge; 2] {
         let Sge { addr, lkey, .. } = self.grown.as_ref().map_or(self.first, |grown| grown.memory.sge(0, self.size));
         let left = len.min(self.size - offset);
@@ -603,8 +605,8 @@ impl SendBuffer {
 }
 
 impl SendSide {
-    /// Counts that the buffer has limited the stream. Grows a first buffer, and a full one if it
-    /// did so repeatedly.
+    /// Notes that the buffer has limited the stream. Grows the buffer at once if it is smaller than
+    /// the full size, otherwise after [`GROW_AFTER`] times.
     pub fn grow_buffer(&mut self, qp: &QueuePair) {
         let buffer = &mut self.buffer;
         let Some(size) = buffer.larger() else { return };
@@ -619,12 +621,12 @@ impl SendSide {
                 buffer.refused = 0;
                 self.replace_buffer(Some(memory), size);
             }
-            // Tried less often from now on.
+            // Each refusal doubles the number of times until the next attempt.
             Err(_) => buffer.refused = buffer.refused.saturating_add(1),
         }
     }
 
-    /// Returns to the first buffer if no data is outstanding.
+    /// Returns to the first buffer, and frees the grown one, if no data is outstanding.
     pub fn give_buffer_back(&mut self) {
         if self.flow.is_idle() {
             self.replace_buffer(None, self.buffer.first.len);
@@ -656,15 +658,15 @@ impl Connection {
         self.send.flow.set_nodelay(nodelay);
     }
 
-    /// A call of `thread` sends data.
+    /// Notes that a call of `thread` sends data.
     #[inline]
     pub fn set_sender_thread(&mut self, thread: u64) {
         self.send.thread = thread;
     }
 
-    /// A call of `thread` receives, or waits for data: if the same thread has sent, what is held is
-    /// sent now, and what it sends next begins a new burst. Returns whether this has sent something,
-    /// or failed to.
+    /// Notes that a call of `thread` receives, or waits for data. If the same thread has sent,
+    /// sends held data, and begins a new burst with the next message. Returns whether it has sent
+    /// held data, or failed to.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn flush_before_read(&mut self, thread: u64) -> bool {
@@ -685,7 +687,7 @@ impl Connection {
         had_held
     }
 
-    /// The thread that receives is not the one that has sent.
+    /// Notes that the receiving thread is not the one that has sent.
     #[inline(never)]
     fn note_reader(&mut self) {
         self.send.is_shared |= event::cpus() > 1;
@@ -703,7 +705,7 @@ impl Connection {
         self.send.flow.is_in_burst()
     }
 
-    /// Holds a message. Returns false if it has to be sent at once, after what is held.
+    /// Holds a message. Returns false if it has to be sent at once, after held data.
     #[inline]
     pub fn hold<S: Source>(&mut self, data: S) -> bool {
         self.send.flow.may_hold(data.size()) && self.hold_now(data)
@@ -730,7 +732,7 @@ impl Connection {
         true
     }
 
-    /// Sends what is held. The connection records a failure.
+    /// Sends held data. The connection records a failure.
     #[inline]
     pub fn send_held(&mut self) {
         if self.has_held() {
@@ -751,14 +753,14 @@ impl Connection {
         self.use_next_target();
     }
 
-    /// Sends what is held if the messages before it have arrived.
+    /// Sends held data if the earlier messages have completed.
     pub(super) fn send_held_after_others(&mut self) {
         if self.has_held() && (!self.send.flow.is_busy() || self.failed.is_some()) {
             self.send_held_now();
         }
     }
 
-    /// Polls the send CQ. Returns whether what is held has to wait.
+    /// Polls the send CQ. Returns whether held data has to wait for earlier messages.
     pub fn must_hold(&mut self) -> bool {
         self.reap_send_cq();
         self.send.flow.is_busy() && self.failed.is_none()

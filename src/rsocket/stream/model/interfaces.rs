@@ -1,5 +1,4 @@
-//! The model of a stream as the modules that are checked see it: what the library's stream
-//! implements for them.
+//! The traits that the model-checked modules require of a stream, implemented by the model.
 
 use std::ffi::c_short;
 use std::hash::{DefaultHasher, Hash, Hasher};
