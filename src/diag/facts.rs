@@ -175,7 +175,7 @@ fn access() -> Access {
 fn verbs_access() -> Access {
     /// Number of devices that are checked.
     const DEVICES: u32 = 32;
-    let mut result = Access::Fine;
+    let mut result = Access::NoVerbsNode;
     for number in 0..DEVICES {
         let path = |folder: &str| FixedString::<64>::cut(format_args!("{folder}/uverbs{number}"));
         if faccessat(path("/sys/class/infiniband_verbs").as_c_str(), libc::F_OK) != 0 {
@@ -184,7 +184,6 @@ fn verbs_access() -> Access {
         match faccess(path("/dev/infiniband").as_c_str()) {
             0 => return Access::Fine,
             libc::EACCES | libc::EPERM => result = Access::VerbsForbidden,
-            _ if result == Access::Fine => result = Access::NoVerbsNode,
             _ => {}
         }
     }

@@ -203,14 +203,14 @@ pub(super) unsafe fn after_fork() {
 /// `None`, and has done nothing, if [`receive`] has to be called.
 ///
 /// # Safety
-/// `len` bytes at `start` are writable.
+/// `start` is NULL, or `len` bytes there are writable.
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
 pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> Option<Result<usize>> {
     let mark = Mark::set()?;
     let pinned = TABLE.pin(fd)?;
     let Object::Socket(Socket::Stream(socket)) = &*pinned else { return None };
-    // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller.
+    // SAFETY: `start` is NULL, or `len` bytes there are writable: guaranteed by the caller.
     match unsafe { socket.receive_at_once(start, len, flags) } {
         Received::Data(len) => {
             // Drop here, so that this path shares no code with the others, which need the arguments
@@ -268,7 +268,7 @@ pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Rece
 /// without setting errno. Returns false if [`send`] has to be called.
 ///
 /// # Safety
-/// `len` bytes at `data` are readable.
+/// `data` is NULL, or `len` bytes there are readable.
 #[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
 #[inline(always)]
 pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int) -> bool {
@@ -404,7 +404,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
             diag::note("librspreload", value);
             return Ok(());
         }
-        (base::private::LEVEL, _) => {
+        (base::private::LEVEL, base::private::RESERVE_LOW_FDS) => {
             library_fds::reserve_low_fds();
             return Ok(());
         }

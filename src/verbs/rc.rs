@@ -418,6 +418,14 @@ pub enum Opcode {
     Read,
 }
 
+impl Opcode {
+    /// Returns the immediate data, 0 if there is none.
+    #[inline]
+    pub fn imm(self) -> u32 {
+        if let Opcode::WriteImm(imm) = self { imm } else { 0 }
+    }
+}
+
 /// A scatter/gather element: bytes in local memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sge {

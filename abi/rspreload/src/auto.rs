@@ -1,9 +1,10 @@
-//! Automatic mode: a TCP socket of the kernel becomes an rsocket where both ends of a connection
-//! can, and stays TCP otherwise (docs/preload-internals.md).
+//! Automatic mode: a kernel TCP socket becomes an rsocket where both ends of a connection support
+//! it, and stays TCP otherwise (docs/preload-internals.md).
 //!
-//! [`connect`] makes attempts; [`route`] says where RDMA is not tried. [`listeners`] listen by
-//! both; what arrives by RDMA reaches accept(2) by a stand-in ([`connections`]). [`shared`] is
-//! known to all processes of a family, and [`forward`] carries data for those that do not have the
+//! [`connect`] attempts RDMA connections, where [`route`] allows them. [`listeners`] listen over
+//! both transports. A *stand-in*, a TCP connection within the host to the program's listener, makes
+//! accept(2) report an RDMA connection ([`connections`]). [`shared`] is memory that a process
+//! shares with its forked descendants, and [`forward`] relays data for those that do not own the
 //! rsocket. One [`thread`] serves all of these.
 
 pub mod connect;
@@ -42,8 +43,8 @@ pub use connect::connect;
 pub use kernel_options::purpose_of;
 pub use listeners::{hold, release};
 
-/// A call is about to use a descriptor whose attempt is under way. Returns the errno with which a
-/// call fails that does not wait.
+/// Prepares a call on a descriptor whose attempt is under way: shutdown(2) ends the attempt, a
+/// blocking call waits for its end. Returns the errno with which a non-blocking call fails.
 pub fn resolve_attempt(fd: c_int, entry: Entry, intent: Intent) -> Result<(), c_int> {
     if intent == Intent::Shutdown {
         end_attempt(fd, entry);
@@ -55,8 +56,8 @@ pub fn resolve_attempt(fd: c_int, entry: Entry, intent: Intent) -> Result<(), c_
     Ok(())
 }
 
-/// Ends the attempt of a descriptor: the socket is TCP's after that, or an rsocket if the attempt
-/// has succeeded by then. The library's thread may be about to end it.
+/// Ends the attempt of a descriptor. The socket is TCP afterwards, or an rsocket if the attempt has
+/// just succeeded. Waits if the library's thread is already ending the attempt.
 pub fn end_attempt(fd: c_int, entry: Entry) {
     errno::keeping(|| {
         connect::stay_tcp(entry);
@@ -64,16 +65,16 @@ pub fn end_attempt(fd: c_int, entry: Entry) {
     });
 }
 
-/// A copy of an rsocket's descriptor has its entry: the connection may have begun to be forwarded
-/// since the entry was taken.
+/// Called after `fd`, a copy of an rsocket's descriptor, was given `entry`. If the forwarding of
+/// the connection has begun since `entry` was read, the copy is forwarded, too.
 pub fn copied(fd: c_int, entry: Entry) {
     if entry.kind == Kind::Socket && is_auto(entry) {
         errno::keeping(|| connections::demote_copy(fd, entry.handle));
     }
 }
 
-/// Whether a new socket starts as the kernel's: a TCP socket in automatic mode, any socket in TCP
-/// mode. `kind` has no flags.
+/// Whether a new socket starts as a kernel socket: a TCP socket in automatic mode, any socket in
+/// TCP mode. `kind` has no SOCK_* flags.
 pub fn leaves_to_kernel(domain: c_int, kind: c_int) -> bool {
     match config::mode() {
         Mode::Rdma => false,
@@ -82,7 +83,7 @@ pub fn leaves_to_kernel(domain: c_int, kind: c_int) -> bool {
     }
 }
 
-/// listen(2) of a socket of the kernel's.
+/// listen(2) on a kernel socket. After success, rsockets listen, too, or get the new backlog.
 pub fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
     let result = next_symbol::listen(fd, backlog);
     if result == 0 {
@@ -100,11 +101,10 @@ pub fn has_stand_ins() -> bool {
     shared::is_used()
 }
 
-/// accept(2) of a socket of the kernel's, by `next`, after which the table has no entry for the new
-/// descriptor.
+/// accept(2) on a kernel socket, by `next`, which leaves no table entry for the new descriptor.
 ///
 /// # Safety
-/// As for accept(2).
+/// `addr` and `len` are valid for accept(2).
 #[inline(always)]
 pub unsafe fn accept(
     fd: c_int,
@@ -122,8 +122,8 @@ pub unsafe fn accept(
             return new;
         }
         let from = (&raw const storage).cast();
-        // SAFETY: the storage is as long as it says. For the program's address as for this
-        // function.
+        // SAFETY: `storage` holds the address of `room` bytes that the kernel has stored. `addr`
+        // and `len` are valid: guaranteed by the caller.
         unsafe {
             match identify(fd, new, SockAddr::read(from, room)) {
                 Err(()) => {
@@ -139,8 +139,9 @@ pub unsafe fn accept(
     }
 }
 
-/// What accept(2) has got at a listener: a connection by RDMA, if it is from a stand-in. Returns
-/// its peer then, or `Err` if it has ended.
+/// Checks whether `new`, which accept(2) has returned at the listener `fd`, is a stand-in, and if
+/// so makes it the descriptor of the RDMA connection. Returns the peer of the RDMA connection,
+/// `Ok(None)` if `new` is a TCP connection of its own, or `Err` if the RDMA connection has ended.
 fn identify(fd: c_int, new: c_int, from: Option<SockAddr>) -> Result<Option<SockAddr>, ()> {
     let Some(from) = from else { return Ok(None) };
     errno::keeping(|| {
@@ -155,8 +156,8 @@ fn identify(fd: c_int, new: c_int, from: Option<SockAddr>) -> Result<Option<Sock
     })
 }
 
-/// The peer or the local address of an rsocket of automatic mode, or of a descriptor that is
-/// forwarded. `None` if the call is to be made as for others.
+/// Returns the peer's or the local address of an IPv6 socket whose rsocket is IPv4, or of a
+/// forwarded descriptor. `None`: the usual call returns the address.
 pub fn name_of(entry: Entry, is_peer: bool) -> Option<SockAddr> {
     match entry.kind {
         Kind::Socket if entry.flags & MAPPED != 0 && is_auto(entry) => {
@@ -166,7 +167,7 @@ pub fn name_of(entry: Entry, is_peer: bool) -> Option<SockAddr> {
         Kind::Forwarded => {
             let slot = connections::slot_of(entry)?;
             let name = if is_peer { slot.peer()? } else { slot.own()? };
-            // The slot may have got another connection meanwhile.
+            // The slot may have been reused while the address was read.
             connections::slot_of(entry)?;
             Some(if entry.flags & connections::FORWARDED_V6 != 0 { name.in_family(AF_INET6) } else { name })
         }
@@ -174,7 +175,8 @@ pub fn name_of(entry: Entry, is_peer: bool) -> Option<SockAddr> {
     }
 }
 
-/// A descriptor that is forwarded is about to be used.
+/// Before a forwarded descriptor is used, asks the owner of its connection to relay the data.
+/// Remembers for later runs that a child uses a connection that its parent has made by connect(2).
 #[cold]
 fn use_forwarded(entry: Entry, how: Use) {
     if let Some(slot) = connections::slot_of(entry).filter(|slot| how == Use::Executed || !slot.is_wanted()) {
@@ -185,14 +187,14 @@ fn use_forwarded(entry: Entry, how: Use) {
     }
 }
 
-/// A program is about to be executed that gets a descriptor.
+/// Called before a program is executed that inherits a descriptor with this entry.
 pub fn execute_with(entry: Entry) {
     if entry.kind == Kind::Forwarded {
         use_forwarded(entry, Use::Executed);
     }
 }
 
-/// A call is about to wait for a number of the kernel's that automatic mode knows.
+/// Called before a call that waits for a kernel socket with a table entry.
 #[inline(always)]
 pub fn before_wait(entry: Entry) {
     if entry.kind == Kind::Forwarded {
@@ -200,7 +202,7 @@ pub fn before_wait(entry: Entry) {
     }
 }
 
-/// A call is about to move data over such a descriptor, or to shut it down.
+/// Called before a call that moves data over a kernel socket with a table entry, or shuts it down.
 pub fn before_use(entry: Entry, intent: Intent) {
     if entry.kind == Kind::Listener && intent == Intent::Shutdown {
         listeners::stop(entry);
@@ -209,10 +211,11 @@ pub fn before_use(entry: Entry, intent: Intent) {
     }
 }
 
-/// getsockopt(2) of an rsocket of automatic mode: what rsockets do not have, the kernel answers.
+/// getsockopt(2) on an automatic-mode rsocket. Options that rsockets do not have are read from the
+/// kernel socket.
 ///
 /// # Safety
-/// As for getsockopt(2).
+/// `value` and `len` are valid for getsockopt(2).
 pub unsafe fn getsockopt(
     fd: c_int,
     entry: Entry,
@@ -221,10 +224,10 @@ pub unsafe fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE) {
-        // It would receive from the TCP socket.
+        // This option would receive from the TCP socket.
         return errno::fail(kernel_options::refusal((level, name)));
     }
-    // SAFETY: as for this function.
+    // SAFETY: `value` and `len` are valid: guaranteed by the caller.
     unsafe {
         if (level, name) != (libc::SOL_SOCKET, libc::SO_DOMAIN) {
             let before = errno::get();
@@ -238,13 +241,13 @@ pub unsafe fn getsockopt(
     }
 }
 
-/// The errors for an option that rsockets do not have.
+/// Whether `error` may mean that rsockets do not have the option.
 fn is_unknown(error: c_int) -> bool {
     matches!(error, libc::ENOPROTOOPT | libc::ENOTSUP | libc::EINVAL)
 }
 
-/// setsockopt(2): `rsockets` sets the option of an rsocket, `next` that of the descriptor. `None`
-/// if the attempt of the descriptor has ended.
+/// setsockopt(2): `rsockets` sets the option on an rsocket, `next` on the kernel socket. `None`:
+/// the descriptor's attempt was ended, and the caller must try again.
 pub fn setsockopt(
     fd: c_int,
     entry: Option<Entry>,
@@ -258,7 +261,7 @@ pub fn setsockopt(
     };
     let (purpose, refuse) = (purpose(), || Some(errno::fail(kernel_options::refusal(option))));
     match (entry.kind, purpose) {
-        // The kernel waits for so many bytes.
+        // Forwards the data, since only the kernel waits for SO_RCVLOWAT bytes.
         (Kind::Socket, _)
             if option == (libc::SOL_SOCKET, libc::SO_RCVLOWAT)
                 && errno::keeping(|| connections::forward_from_now(fd, entry.handle, Use::Inherited)).is_ok() =>
@@ -268,14 +271,14 @@ pub fn setsockopt(
         (Kind::Socket, Purpose::Hint) => Some(set_both(|| rsockets(entry.handle), next)),
         (Kind::Socket, _) => refuse(),
         (Kind::Connecting, Purpose::Hint) => Some(next()),
-        // The attempt is the parent's, which a child of vfork(2) cannot end.
+        // A child of vfork(2) cannot end its parent's attempt.
         (Kind::Connecting, _) if process::is_guest() => refuse(),
         (Kind::Connecting, _) => {
             end_attempt(fd, entry);
             None
         }
         (Kind::Pending, Purpose::Calls | Purpose::Guard) => refuse(),
-        // The descriptor's socket ends inside the host.
+        // The option would affect the stand-in's local connection, not the peer's packets.
         (Kind::Forwarded, Purpose::Guard) => refuse(),
         (Kind::Listener, _) => {
             let is_shared = option == (libc::SOL_SOCKET, libc::SO_REUSEPORT);
@@ -290,8 +293,8 @@ pub fn setsockopt(
     }
 }
 
-/// Sets an option of an rsocket. The kernel's socket gets it as well, and alone what rsockets do
-/// not have: the connection does without its effect.
+/// Sets an option on an rsocket and its kernel socket. If rsockets do not have the option, returns
+/// the kernel's result, and the connection does without the effect.
 fn set_both(rsockets: impl FnOnce() -> c_int, next: impl FnOnce() -> c_int) -> c_int {
     let before = errno::get();
     let kernels = next();
@@ -305,14 +308,15 @@ fn set_both(rsockets: impl FnOnce() -> c_int, next: impl FnOnce() -> c_int) -> c
     kernels
 }
 
-/// Sets an option of a socket of the kernel's, which may connect or listen later.
+/// Sets an option on a kernel socket, and remembers the option if it rules out RDMA when the socket
+/// connects or listens later.
 fn set_of_kernel(fd: c_int, option: (c_int, c_int), purpose: Purpose, next: impl FnOnce() -> c_int) -> c_int {
     let result = next();
     if result == 0 && is_on() {
         if purpose != Purpose::Hint && !route::is_readable_option(option.0, option.1) {
             errno::keeping(|| kernel_options::remember(fd));
         }
-        // Perhaps it is the parent that listens by RDMA, too.
+        // With no listener in this process: the parent may listen over RDMA with this socket.
         if option == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && shared::is_used() {
             listeners::accept_at_once(fd);
         }
@@ -325,27 +329,29 @@ pub fn release_rsocket(entry: Entry) -> c_int {
     if rsocket::drop_reference(entry) { connections::close(entry.handle) } else { 0 }
 }
 
-/// A child of vfork(2) copies a descriptor, for the program that it executes.
+/// Called when a child of vfork(2) copies a descriptor for the program that it will execute: lends
+/// the connection to the program, or logs that the program cannot use it.
 pub fn guest_copies(fd: c_int, entry: Entry) {
     if entry.kind == Kind::Socket && is_auto(entry) && !connections::lend(entry.handle) {
         log::not_given(fd, "program that is executed with it", log::Reason::NotPrepared);
     }
 }
 
-/// The process ends: what its children have sent by it arrives, within two seconds.
+/// Called when the process ends. Waits up to two seconds for the data that its children have sent
+/// over its connections to arrive.
 pub fn flush_on_exit() {
     if is_on() && shared::is_used() {
         connections::drain();
     }
 }
 
-/// Whether the process may have connections by RDMA.
+/// Whether the process may have RDMA connections. False in a child of vfork(2).
 fn is_active() -> bool {
     table::any() && is_on() && !process::is_guest()
 }
 
-/// Before a program is executed by a call that runs no handlers of fork(2): it may use the
-/// connections that it inherits.
+/// Called before posix_spawn(3) and the like, which run no fork handlers: lets the executed program
+/// use the connections that it inherits.
 pub fn before_spawn() {
     if is_active() {
         errno::keeping(|| {
@@ -364,7 +370,7 @@ pub fn has_connections() -> bool {
     any
 }
 
-/// Before fork(2), with or without its handlers.
+/// Called before fork(2), also where fork runs no handlers (_Fork(3)).
 pub fn before_fork() {
     members::begin_generation();
     if is_active() {

@@ -1,8 +1,8 @@
-//! The functions that the library exports, by their manual pages' names. Each asks
-//! [`crate::fds`] where it goes.
+//! The functions that the library exports. Each has the name of the C function that it replaces,
+//! and asks [`crate::fds`] what is behind the descriptor.
 
-/// Defines functions that the library exports, each after its manual page. The program guarantees
-/// what their pointers point at. A `safe fn` has no pointers.
+/// Defines exported functions, each of which behaves as its manual page says. The program
+/// guarantees that pointer arguments are valid as the page requires. A `safe fn` has no pointers.
 macro_rules! exports {
     () => {};
     ($(#[$doc:meta])* safe fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty $body:block $($more:tt)*) => {
@@ -16,7 +16,8 @@ macro_rules! exports {
         $(#[$doc])*
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            // SAFETY: the C contract of the function.
+            // SAFETY: the C contract of the function: its pointers are valid as its manual page
+            // requires.
             unsafe { $body }
         }
 

@@ -1,4 +1,4 @@
-//! Which sockets are served by rsockets, and how large those are: `preload_config` and the
+//! Which sockets become rsockets, and how large their buffers are: the configuration files and the
 //! environment, read once.
 
 use core::ffi::{CStr, c_char, c_int};
@@ -12,17 +12,17 @@ use crate::memory::{Once, Plain};
 use crate::{errno, next_symbol, sockets};
 
 const FILE: &CStr = c"/etc/rdma/rsocket/preload_config";
-/// The most that is read of the file.
+/// The maximum number of bytes that are read of a configuration file.
 pub const MAX_FILE: usize = 1 << 20;
 
 unsafe extern "C" {
-    /// The last part of argv[0], from the C library.
+    /// The last component of argv[0], from the C library.
     static program_invocation_short_name: *const c_char;
 }
 
-/// How long a host may take to answer by RDMA in automatic mode, in milliseconds.
+/// How long a host may take to answer over RDMA in automatic mode, in milliseconds.
 pub const DEFAULT_TIMEOUT: c_int = 250;
-/// How long an outcome is remembered in automatic mode, in seconds.
+/// How long automatic mode remembers that a destination is reached by TCP, in seconds.
 const DEFAULT_REMEMBER: c_int = 60;
 
 /// The settings. Mapped and never freed: a signal handler may be reading them.
@@ -33,42 +33,44 @@ struct Settings {
     timeout: Option<c_int>,
     remember: Option<c_int>,
     logs: bool,
-    /// preload_config.
+    /// Length and content of `preload_config`.
     len: usize,
     text: [u8; MAX_FILE],
-    /// auto_config.
+    /// Length and content of `auto_config`.
     auto_len: usize,
     auto_text: [u8; MAX_FILE],
 }
 
-// SAFETY: zeros are values of the fields: of integers, of bool, and whichever variant of the
-// options.
+// SAFETY: all-zero bytes are valid for integers and bool, and for each Option either as `None` or
+// as `Some` with a value of zeros.
 unsafe impl Plain for Settings {}
 
 static SETTINGS: Once<Settings> = Once::new();
 
-/// If several threads come here at once, all read, and the first result is kept.
+/// Returns the settings, or `None` if there is no memory. The first call reads them; if several
+/// threads do so at once, the first result is kept.
 fn settings() -> Option<&'static Settings> {
     SETTINGS.get_or_make(libc::MAP_PRIVATE, Settings::read)
 }
 
-/// An environment variable as a number, by the rules of atoi(3). 0, which includes any other text,
-/// counts as unset.
+/// Returns an environment variable as a number, by the rules of atoi(3). 0 counts as unset, and so
+/// does text that is no number.
 fn variable(name: &CStr) -> Option<c_int> {
-    // SAFETY: the bytes of a string, whose end follows them.
+    // SAFETY: `value` comes from `string`, so a NUL byte follows it.
     string(name).map(|value| unsafe { libc::atoi(value.as_ptr().cast()) }).filter(|&value| value != 0)
 }
 
-/// An environment variable.
+/// Returns the value of an environment variable.
 fn string(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: a string. The value is one as long as the program leaves its environment alone.
+    // SAFETY: `name` ends with a NUL byte. So does the value, which is valid as long as the program
+    // does not change this variable.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
     }
 }
 
-/// An environment variable that is a number and nothing else.
+/// Returns an environment variable that is an unsigned number and nothing else.
 fn unsigned(name: &CStr) -> Option<u32> {
     number(string(name)?)
 }
@@ -77,8 +79,8 @@ fn number(text: &[u8]) -> Option<u32> {
     core::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// Reports variables whose values have no effect on standard error. Called when the library is
-/// loaded: later the descriptor may be another file's.
+/// Reports environment variables whose values have no effect to standard error. Called when the
+/// library is loaded: later, descriptor 2 may be another file.
 pub fn report_problems() {
     let is_number: fn(&[u8]) -> bool = |value| number(value).is_some();
     for (name, is_known, wanted) in [
@@ -109,7 +111,7 @@ impl Settings {
         Config(self.auto_text.get(..self.auto_len).unwrap_or_default())
     }
 
-    /// The environment comes before the file.
+    /// Reads the settings. The environment takes precedence over the files.
     #[cold]
     fn read(&mut self) {
         self.sizes = [c"RS_SQ_SIZE", c"RS_RQ_SIZE", c"RS_INLINE"].map(variable);
@@ -124,13 +126,13 @@ impl Settings {
     }
 }
 
-/// The name of the program.
+/// Returns the name of the program.
 fn program() -> &'static [u8] {
-    // SAFETY: a string that the C library keeps.
+    // SAFETY: the C library's pointer is a string that it never frees.
     unsafe { CStr::from_ptr(program_invocation_short_name) }.to_bytes()
 }
 
-/// Returns the number of bytes read, 0 if there is no such file.
+/// Reads a file into `text`, as far as it fits. Returns the number of bytes; 0 without a file.
 pub fn read_file(name: &CStr, text: &mut [u8]) -> usize {
     let mut len = 0;
     let fd = sockets::open(name, O_RDONLY);
@@ -148,7 +150,7 @@ pub fn read_file(name: &CStr, text: &mut [u8]) -> usize {
     len
 }
 
-/// Whether this program's sockets of this kind are to be rsockets. `kind` is without flags.
+/// Whether this program's sockets of this kind become rsockets. `kind` has no flags.
 pub fn intercepts(domain: c_int, kind: c_int, protocol: c_int) -> bool {
     let text = settings().and_then(|settings| settings.text.get(..settings.len)).unwrap_or_default();
     let socket = rules::Socket { domain, kind, protocol };
@@ -158,7 +160,8 @@ pub fn intercepts(domain: c_int, kind: c_int, protocol: c_int) -> bool {
     rules::allow(text, program(), &socket)
 }
 
-/// The mode of this process. Who asks for fork mode without naming a mode has a peer in fork mode.
+/// Returns the mode of this process. A program that is set to fork mode but to no mode gets `Rdma`,
+/// because its peers use fork mode, too.
 pub fn mode() -> Mode {
     let built_in = if fork_safe() { Mode::Rdma } else { Mode::Auto };
     settings().and_then(|settings| settings.mode).unwrap_or(built_in)
@@ -169,39 +172,39 @@ pub fn is_automatic_mode() -> bool {
     mode() == Mode::Auto
 }
 
-/// Whether `auto_config` leaves the choice between RDMA and TCP for an address and a port.
+/// Whether `auto_config` leaves the choice between RDMA and TCP for this address and port open.
 pub fn is_automatic(address: IpAddr, port: u16) -> bool {
     settings().is_none_or(|settings| settings.auto_config().is_automatic(program(), address, port))
 }
 
-/// How long a host may take to answer by RDMA, in milliseconds.
+/// Returns how long a host may take to answer over RDMA, in milliseconds.
 pub fn timeout() -> c_int {
     settings().and_then(|settings| settings.timeout).unwrap_or(DEFAULT_TIMEOUT).max(0)
 }
 
-/// How long an outcome is remembered, in seconds.
+/// Returns how long it is remembered that a destination is reached by TCP, in seconds.
 pub fn remember() -> c_int {
     settings().and_then(|settings| settings.remember).unwrap_or(DEFAULT_REMEMBER).max(0)
 }
 
-/// Whether librdmacm writes log lines.
+/// Whether RDMACM_LOG asks librdmacm for log lines.
 pub fn logs() -> bool {
     settings().is_some_and(|settings| settings.logs)
 }
 
-/// The lines of `auto_config` that have no effect.
+/// Returns the lines of `auto_config` that have no effect.
 pub fn problems() -> impl Iterator<Item = (usize, auto_config::Problem)> {
     settings().map(|settings| settings.auto_config().problems()).into_iter().flatten()
 }
 
-/// The options at level SOL_RDMA for new rsockets, with their values.
+/// Returns the options at level SOL_RDMA for new rsockets, with their values.
 pub fn sizes() -> impl Iterator<Item = (c_int, c_int)> {
     // RDMA_SQSIZE, RDMA_RQSIZE, RDMA_INLINE are 0, 1, 2.
     let sizes = settings().map_or([None; 3], |settings| settings.sizes);
     (0..).zip(sizes).filter_map(|(name, size)| Some((name, size?)))
 }
 
-/// RDMAV_FORK_SAFE.
+/// Whether RDMAV_FORK_SAFE asks for fork mode.
 pub fn fork_safe() -> bool {
     settings().is_some_and(|settings| settings.fork_safe)
 }

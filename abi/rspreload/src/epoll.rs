@@ -1,16 +1,16 @@
-//! epoll over rsockets and descriptors of the kernel's.
+//! epoll over rsockets and kernel descriptors.
 //!
 //! An epoll instance of the program stays the kernel's for every descriptor that is no rsocket. The
-//! first rsocket brings a side: an epoll instance of librdmacm that holds the rsockets, itself a
-//! member of the program's instance, with a mark as its data. A wait that finds the mark removes it
-//! and waits on the side.
+//! first rsocket creates a *side*: an epoll instance of librdmacm that has the rsockets as members
+//! and is itself a member of the program's instance, with a mark as its event data. A wait that
+//! gets the mark removes it from the events and polls the side.
 //!
-//! The mark contains the side's number, so a wait needs no look-up, and finds its rsockets through
-//! every copy of the program's descriptor.
+//! The mark contains the side's descriptor, so a wait needs no look-up, and it finds the rsockets
+//! through every copy of the program's descriptor.
 //!
-//! A side can have an rsocket once, where the kernel has a socket once for each of its descriptors.
-//! So further numbers of one rsocket (dup) go into further sides: descriptors with the same
-//! [index](table::index_of) into the same side.
+//! An rsocket can be a member of a side once, but the kernel has a socket once for each of its
+//! descriptors. So further descriptors of an rsocket (dup) are in further sides: all descriptors
+//! with the same [index](table::index_of) are in the same side.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -26,12 +26,13 @@ use crate::{errno, rsocket, rsocket_abi, sockets};
 
 pub mod members;
 
-/// Upper half of the data of sides in the program's instances: neither a small number nor an
-/// address.
+/// Upper half of a side's event data. Programs use small numbers or addresses as event data, which
+/// have another upper half.
 const MARK: u64 = 0xA5C3_52D4;
 
-/// Sides that one wait asks. More than one exist only for copies of an rsocket's descriptor, or if
-/// the instance was copied before its first rsocket. The next wait finds what does not fit.
+/// Maximum number of sides that one wait polls. There are several only for copies of an rsocket's
+/// descriptor, or if the instance was copied before its first rsocket. The next wait polls the
+/// others.
 const SIDES: usize = 4;
 
 /// Whether there has ever been a side.
@@ -41,8 +42,7 @@ fn mark(side: c_int) -> epoll_event {
     epoll_event { events: EPOLLIN as u32, u64: MARK << 32 | u64::from(side as u32) }
 }
 
-/// epoll_ctl(2) on a number of an rsocket.
-///
+/// epoll_ctl(2) on a descriptor of an rsocket.
 pub fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<epoll_event>) -> c_int {
     if op != EPOLL_CTL_DEL && event.is_none() {
         return errno::fail(EFAULT);
@@ -55,11 +55,11 @@ pub fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: O
         rsocket::sync_nonblock(fd, entry.handle);
     }
     let event = event.as_ref().map_or(core::ptr::null(), core::ptr::from_ref).cast_mut();
-    // SAFETY: null or an event, which is only read.
+    // SAFETY: `event` is NULL, or points to an event that is only read.
     unsafe { rsocket_abi::repoll_ctl(side, op, entry.handle, event) }
 }
 
-/// The side for rsockets with the descriptor's index. EPOLL_CTL_ADD makes it if there is none.
+/// Returns the side for the descriptor's index. EPOLL_CTL_ADD creates it if there is none.
 fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
     let first = match table::get(epfd) {
         Some(Entry { kind: Kind::Epoll, handle: rsocket, .. }) => Some(rsocket),
@@ -76,9 +76,9 @@ fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
     }
 }
 
-/// The kernel's error for a descriptor that is no member of `epfd`, or for `epfd` itself.
+/// Returns the kernel's error for a descriptor that is no member of `epfd`, or for a bad `epfd`.
 fn not_a_member(epfd: c_int, rsocket: c_int) -> c_int {
-    // The descriptor is in no instance of the program's.
+    // Removes nothing: librdmacm's descriptor is in no instance of the program.
     let result = sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, rsocket, None);
     match errno::get() {
         EPERM => ENOENT,
@@ -87,7 +87,7 @@ fn not_a_member(epfd: c_int, rsocket: c_int) -> c_int {
     }
 }
 
-/// Adds a descriptor on the program's behalf, as what it is now.
+/// epoll_ctl(2) with EPOLL_CTL_ADD, for `fd` as what it is now: an rsocket or a kernel descriptor.
 pub fn add(epfd: c_int, fd: c_int, event: epoll_event) -> c_int {
     match table::get(fd) {
         Some(entry) if entry.kind == Kind::Socket => control_rsocket(epfd, EPOLL_CTL_ADD, fd, entry, Some(event)),
@@ -95,8 +95,8 @@ pub fn add(epfd: c_int, fd: c_int, event: epoll_event) -> c_int {
     }
 }
 
-/// The descriptor `fd` of an rsocket, which had `entry`, is a socket of the kernel's now: it takes
-/// the rsocket's place in the program's instances, with the same events.
+/// Makes `fd` a member of the program's instances in place of its rsocket, with the same events.
+/// `fd` had `entry`, and is a kernel socket now.
 pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
     table::each(|epfd, instance| {
         if instance.kind == Kind::Epoll
@@ -107,7 +107,7 @@ pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
     });
 }
 
-/// Gives an instance a side. If two threads do so at once, both use the side of the faster one.
+/// Creates a side. If two threads do so at once, both return the side of the faster one.
 fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     table::prepare(epfd)?;
     let side = rsocket_abi::repoll_create(EPOLL_CLOEXEC);
@@ -121,9 +121,9 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     result
 }
 
-/// Adds a side to an instance. Returns another thread's side if that was there first.
+/// Adds a side to an instance. Returns the side of another thread if it was added first.
 fn enter(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
-    // Before the mark can be found.
+    // Set it before a wait can get the mark.
     USED.store(true, Ordering::SeqCst);
     if sockets::epoll_ctl(epfd, EPOLL_CTL_ADD, side, Some(mark(side))) != 0 {
         return Err(errno::get());
@@ -135,30 +135,31 @@ fn enter(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
     result
 }
 
-/// Records a side in the instance's table entry, or in the list that begins there.
+/// Records a side as the table entry of its instance, or in the list of the side that is there.
+/// Returns the side that is recorded for the index.
 fn record(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
     if table::replace(epfd, None, Some(Entry { kind: Kind::Epoll, flags: 0, handle: side })) {
         return Ok(side);
     }
     match table::get(epfd) {
         Some(Entry { kind: Kind::Epoll, handle: rsocket, .. }) => append_side(rsocket, index, side),
-        // The descriptor was closed meanwhile, and may be another descriptor by now.
+        // The descriptor was closed meanwhile, and its number may be in use again.
         _ => Err(EBADF),
     }
 }
 
-/// Closes the sides of an instance whose last reference is gone, which removes them from it.
+/// Closes the sides of an instance whose last reference is gone. Returns 0.
 pub fn close_sides(first: c_int) -> c_int {
     take_sides(first, rsocket::close);
     0
 }
 
-/// epoll_wait(2) by `next`, which waits for the program's instance, at most for the milliseconds
-/// that it is given. All waits come here, because a thread may be waiting when another adds the
-/// first rsocket.
+/// epoll_wait(2), also for rsockets. `next` waits for the program's instance, for at most the
+/// milliseconds that it is passed. All waits come here, because another thread may add the first
+/// rsocket while a thread waits.
 ///
 /// # Safety
-/// `events` has room for `maxevents`, where `next` leaves as many events as it returns.
+/// `events` is writable for `maxevents` events, and contains as many as `next` returns.
 pub unsafe fn wait_by(
     next: impl Fn(c_int) -> c_int,
     events: *mut epoll_event,
@@ -172,11 +173,11 @@ pub unsafe fn wait_by(
         if count <= 0 || !USED.load(Ordering::Relaxed) {
             return count;
         }
-        // SAFETY: the kernel has written `count` events, and there is room for `maxevents`.
+        // SAFETY: `next` has written `count` of at most `maxevents` events.
         let Some(result) = (unsafe { ask_sides(events, count as usize, maxevents as usize) }) else { return count };
         match result {
             Ok(0) if left != 0 => {}
-            // The side is the parent's and stays ready: pause instead of spinning.
+            // The side belongs to the parent process and stays ready: pause instead of spinning.
             Err(()) if left != 0 => sockets::sleep_ms(1),
             result => return result.unwrap_or(0) as c_int,
         }
@@ -185,21 +186,21 @@ pub unsafe fn wait_by(
     }
 }
 
-/// Replaces marks by the events of their sides. Returns the number of events, or `Err` if there is
-/// none and a side fails, or `None` if there was no mark.
+/// Replaces marks by the events of their sides. Returns the number of events, `Err` if there are no
+/// events and a side fails, or `None` if there was no mark.
 ///
 /// # Safety
-/// `events` has `count` events and room for `max`.
+/// `events` contains `count` events, and is writable for `max`.
 unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Option<Result<usize, ()>> {
     let (mut sides, mut failed) = ([-1; SIDES], false);
-    // SAFETY: as for this function.
+    // SAFETY: `events` contains `count` events: guaranteed by the caller.
     let (mut total, found) = take_marks(unsafe { core::slice::from_raw_parts_mut(events, count) }, &mut sides)?;
     for &side in &sides[..found] {
         if total < max {
-            // SAFETY: there is room for `max - total` more events.
+            // SAFETY: `total` of the `max` events are in use, so `max - total` more are writable.
             let more = unsafe { rsocket_abi::repoll_wait(side, events.add(total), (max - total) as c_int, 0) };
-            // A side fails if it belongs to the parent or is being closed; a wait on the program's
-            // instance does not fail then.
+            // A side fails if it belongs to the parent process or is being closed. The wait does
+            // not fail then: the kernel's would not.
             failed |= more < 0;
             total += usize::try_from(more).unwrap_or(0);
         }
@@ -207,8 +208,8 @@ unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Optio
     Some(if failed && total == 0 { Err(()) } else { Ok(total) })
 }
 
-/// Removes the marks and closes the gaps. Returns the number of events left and the number of
-/// sides, or `None` if there was no mark.
+/// Removes the marks from the events, and stores their sides in `sides`. Returns the number of
+/// events left and of sides, or `None` if there was no mark.
 fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<(usize, usize)> {
     let (mut kept, mut found) = (0, 0);
     for index in 0..events.len() {
@@ -230,15 +231,16 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
 }
 
 // The sides of an instance: one for each index of its rsockets' descriptors, so nearly always one,
-// for the index 0. Like the table they are words that are never freed: a look-up takes no lock.
+// for index 0. They are in words that are never freed, like the table: a look-up takes no lock.
 
-/// By number of an instance's first side, and by index: the number of a side, plus one; 0 for none.
+/// By descriptor of an instance's first side, and by index: a side's descriptor plus one, 0 for
+/// none.
 static SIDES_OF: Growing<[AtomicI32; table::INDICES]> = Growing::new();
 
-/// In place of all sides of an instance that is being closed: none can follow.
+/// Stored for all sides of an instance that is being closed: no side can be added.
 const CLOSED: c_int = -1;
 
-/// Makes a new side the only one: `ENOMEM`.
+/// Makes the new side `side` the only one of its instance. Fails with `ENOMEM`.
 fn prepare_side(side: c_int, index: u32) -> Result<(), c_int> {
     for (number, word) in (0..).zip(SIDES_OF.get_or_grow(side)?) {
         word.store(if number == index { side + 1 } else { 0 }, Ordering::Release);
@@ -246,13 +248,13 @@ fn prepare_side(side: c_int, index: u32) -> Result<(), c_int> {
     Ok(())
 }
 
-/// The side for an index.
+/// Returns the side for an index.
 fn find_side(first: c_int, index: u32) -> Option<c_int> {
     let side = SIDES_OF.get(first)?.get(index as usize)?.load(Ordering::Acquire);
     (side > 0).then(|| side - 1)
 }
 
-/// Adds a side. Returns the side with the same index instead if there is one.
+/// Adds a side. Returns the side that has the same index already, if there is one.
 fn append_side(first: c_int, index: u32, new: c_int) -> Result<c_int, c_int> {
     let word = SIDES_OF.get(first).and_then(|words| words.get(index as usize)).ok_or(EBADF)?;
     match word.compare_exchange(0, new + 1, Ordering::AcqRel, Ordering::Acquire) {
@@ -262,7 +264,7 @@ fn append_side(first: c_int, index: u32, new: c_int) -> Result<c_int, c_int> {
     }
 }
 
-/// Takes the sides away. None can be added any more.
+/// Calls `each` with each side and removes it. No side can be added afterwards.
 fn take_sides(first: c_int, mut each: impl FnMut(c_int)) {
     for word in SIDES_OF.get(first).into_iter().flatten() {
         let side = word.swap(CLOSED, Ordering::AcqRel);
@@ -279,7 +281,7 @@ mod tests;
 mod tests_of_sides {
     use super::*;
 
-    // Descriptors no test opens: the sides are those of all tests of this program.
+    // Descriptors that no test opens: all tests of this program share the sides.
     const FAR: c_int = 2_500_000;
 
     #[test]

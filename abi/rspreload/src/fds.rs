@@ -1,5 +1,5 @@
-//! The program's descriptors: what each is, and where a call on it goes; and what opening, copying
-//! and closing one does to the table and to the references that it counts.
+//! The program's descriptors: what each one is, where a call on it goes, and how opening, copying
+//! and closing it change the table and its reference counts.
 
 use core::ffi::c_int;
 
@@ -8,26 +8,26 @@ use crate::table::{self, Entry, Kind};
 use crate::transition::Intent;
 use crate::{auto, epoll, errno, fork, next_symbol, open_fds, process, rsocket};
 
-/// What a number of the program is.
+/// What a descriptor of the program is.
 #[derive(Clone, Copy)]
 pub enum Fd {
-    /// A descriptor of the kernel's, with nothing of this library behind it.
+    /// A descriptor of the kernel without an entry in the table.
     Kernel,
     /// A placeholder for an rsocket.
     Rsocket(Entry),
     /// A TCP socket of fork mode that may become an rsocket.
     Pending(Entry),
-    /// An epoll instance of the kernel's with a side ([`crate::epoll`]).
+    /// A kernel epoll instance that has one of librdmacm beside it ([`crate::epoll`]).
     Epoll,
     /// A TCP socket for which an rsocket connects, in automatic mode.
     Connecting(Entry),
-    /// A descriptor of the kernel's that automatic mode knows: a listener, or a socket whose data
-    /// is forwarded.
+    /// A kernel descriptor that automatic mode tracks: a listener, or a socket whose data is
+    /// forwarded.
     Tracked(Entry),
 }
 
 impl Fd {
-    /// One load while there has never been an rsocket, then one look at the table.
+    /// Costs one load while there has never been an rsocket, and one table look-up afterwards.
     #[inline(always)]
     pub fn of(fd: c_int) -> Fd {
         table::get(fd).map_or(Fd::Kernel, Fd::from)
@@ -57,7 +57,7 @@ pub enum Target {
     Fails(c_int),
 }
 
-/// Where a call goes that moves data, if one look at the table tells.
+/// Returns where a call that moves data goes, or `None` if one table look-up does not decide.
 #[inline(always)]
 pub fn data_at_once(fd: c_int) -> Option<Target> {
     match Fd::of(fd) {
@@ -67,7 +67,7 @@ pub fn data_at_once(fd: c_int) -> Option<Target> {
     }
 }
 
-/// Where a call goes that moves data or shuts down. Such a call decides what a pending socket is.
+/// Returns where a call that moves data or shuts down goes. Decides what a pending socket becomes.
 #[inline(always)]
 pub fn data(fd: c_int, intent: Intent) -> Target {
     data_at_once(fd).unwrap_or_else(|| decide(fd, intent))
@@ -101,15 +101,15 @@ fn decide(fd: c_int, intent: Intent) -> Target {
     }
 }
 
-/// Opens a placeholder at the lowest free descriptor, which is the one that socket(2) would return:
-/// a socket of the kernel's, with SOCK_CLOEXEC and SOCK_NONBLOCK as in `flags`, which answers what
-/// is asked of any socket.
+/// Opens a placeholder at the lowest free descriptor, the one that socket(2) would return: a kernel
+/// socket, with SOCK_CLOEXEC and SOCK_NONBLOCK as in `flags`. It serves the calls that this library
+/// does not intercept, such as fstat(2). Fails with the errno of socket(2).
 pub fn open_placeholder(flags: c_int) -> Result<c_int, c_int> {
     let fd = on_new_fd(next_symbol::socket(libc::AF_INET, libc::SOCK_STREAM | flags, 0));
     if fd < 0 { Err(errno::get()) } else { Ok(fd) }
 }
 
-/// Makes `fd` stand for the rsocket `rsocket`. On failure neither is closed.
+/// Makes `fd` stand for the rsocket `rsocket`. Fails with `ENOMEM`, and then closes neither.
 pub fn adopt(fd: c_int, rsocket: c_int) -> Result<(), c_int> {
     table::prepare(fd)?;
     table::first(rsocket, 0)?;
@@ -117,7 +117,7 @@ pub fn adopt(fd: c_int, rsocket: c_int) -> Result<(), c_int> {
     Ok(())
 }
 
-/// Gives the new descriptor `fd` its entry. The table has room for it ([`table::prepare`]).
+/// Stores the entry of the new descriptor `fd`, and drops a stale one. Needs [`table::prepare`].
 pub fn put(fd: c_int, entry: Entry) {
     if let Some(before) = table::swap(fd, Some(entry))
         && before.handle != entry.handle
@@ -126,8 +126,8 @@ pub fn put(fd: c_int, entry: Entry) {
     }
 }
 
-/// The kernel has just returned `fd` for a descriptor of its own (or -1): the table must not have
-/// an entry for it. Returns `fd`.
+/// Drops the stale entry of `fd`, if there is one: the kernel has just returned `fd` (or -1) for a
+/// new descriptor of its own. Returns `fd`.
 #[inline(always)]
 pub fn on_new_fd(fd: c_int) -> c_int {
     if table::get(fd).is_some() {
@@ -139,7 +139,7 @@ pub fn on_new_fd(fd: c_int) -> c_int {
 
 #[cold]
 fn clear_entry(fd: c_int) {
-    // The table is the parent's in a child of vfork(2), whose descriptors are its own.
+    // A child of vfork(2) has descriptors of its own, but uses its parent's table.
     if !process::is_guest()
         && let Some(before) = table::swap(fd, None)
     {
@@ -148,8 +148,8 @@ fn clear_entry(fd: c_int) {
 }
 
 /// Drops the entry of a descriptor that was closed without an intercepted call (fclose(3),
-/// close_range(2)). The descriptors of an rsocket of the parent may have been closed in the same
-/// way, and their descriptors may be other files by now: such an rsocket is not closed.
+/// close_range(2)). Does not close an inherited rsocket: its own descriptors may have been closed
+/// in the same way, and their numbers may refer to other files by now.
 #[cold]
 fn drop_stale(before: Entry) {
     if before.kind == Kind::Socket && before.is_inherited() {
@@ -160,8 +160,9 @@ fn drop_stale(before: Entry) {
     }
 }
 
-/// Adds a reference to what is behind a descriptor. Returns the entry for the descriptor that is to
-/// hold it, or `None` if it is being closed or becomes something else.
+/// Adds a reference to what is behind a descriptor. Returns the entry for the descriptor that will
+/// hold the reference, or `None` if an rsocket is being closed or a connection attempt is under
+/// way.
 pub fn hold(entry: Entry) -> Option<Entry> {
     match entry.kind {
         Kind::Socket => rsocket::hold(entry),
@@ -171,14 +172,14 @@ pub fn hold(entry: Entry) -> Option<Entry> {
             auto::hold(entry);
             Some(entry)
         }
-        // The copy is what the socket becomes.
+        // First end the attempt: the copy is then of the socket's final kind.
         Kind::Connecting => None,
         Kind::Forwarded => Some(entry),
     }
 }
 
-/// Drops a descriptor's reference to what was behind it, and closes that with the last one. Returns
-/// 0, or -1 with `errno`.
+/// Drops a descriptor's reference to what was behind it, and closes that if it was the last
+/// reference. Returns 0, or -1 with `errno`.
 pub fn release(entry: Entry) -> c_int {
     match entry.kind {
         Kind::Socket if auto::is_auto(entry) => auto::release_rsocket(entry),
@@ -196,8 +197,8 @@ pub fn release(entry: Entry) -> c_int {
     }
 }
 
-/// Whether the descriptor still stands for the rsocket `entry`. For the first calls that move data,
-/// and for every call on an rsocket of the parent; copies O_NONBLOCK of the placeholder.
+/// Returns whether `fd` still stands for the rsocket `entry`. Called by the first calls that move
+/// data, and by every call on an inherited rsocket. Copies O_NONBLOCK from the placeholder.
 pub fn check_rsocket(fd: c_int, entry: Entry) -> bool {
     if entry.handle == table::CLOSING {
         return true;
@@ -205,13 +206,13 @@ pub fn check_rsocket(fd: c_int, entry: Entry) -> bool {
     if entry.is_inherited() {
         return current_entry(fd).is_some();
     }
-    // Fails if another thread has counted the same call meanwhile, which does no harm.
+    // Fails if another thread has changed the entry meanwhile, which does no harm.
     table::replace(fd, Some(entry), Some(entry.looked()));
     rsocket::sync_nonblock(fd, entry.handle);
     true
 }
 
-/// The table's entry for `fd`, after dropping one that is stale.
+/// Returns the table's entry for `fd`, after dropping a stale one.
 pub fn current_entry(fd: c_int) -> Option<Entry> {
     loop {
         let entry = table::get(fd)?;
@@ -224,26 +225,27 @@ pub fn current_entry(fd: c_int) -> Option<Entry> {
     }
 }
 
-/// Whether the number of an rsocket is another file now, the placeholder having been closed without
-/// an intercepted call. Another socket can't be told from it.
+/// Whether `fd` has the entry of an rsocket, but is no socket: the placeholder was closed without
+/// an intercepted call, and its number was reused. A new socket cannot be told from the
+/// placeholder.
 fn is_stale(fd: c_int, entry: Entry) -> bool {
     let is_other = |status: libc::stat| status.st_mode & libc::S_IFMT != libc::S_IFSOCK;
     entry.kind == Kind::Socket && open_fds::status(fd).is_some_and(is_other) && !process::is_guest()
 }
 
-/// Whether `fd` is a descriptor of librdmacm's or of this library's own, which must survive
-/// programs that close every descriptor there is.
+/// Whether `fd` is a descriptor of librdmacm or of this library. These must survive programs that
+/// close all descriptors.
 #[inline]
 pub fn is_library(fd: c_int) -> bool {
     open_fds::has(fd) || rsocket::is_library_fd(fd)
 }
 
-/// One more than the highest descriptor below `count` that the program has, but at least
-/// FD_SETSIZE.
+/// Returns one more than the highest descriptor below `count` that belongs to the program, but at
+/// least FD_SETSIZE.
 ///
-/// The kernel reads the sets of select(2) up to the end of the process's descriptor table, however
-/// large the given count is (getdtablesize(3), by old custom), and librdmacm's own descriptors may
-/// make that table larger than the program's sets are.
+/// The kernel reads the sets of select(2) up to `count` or the end of the process's descriptor
+/// table. Some programs pass a large count (getdtablesize(3)), and librdmacm's own descriptors may
+/// make the table larger than the program's sets are.
 #[cold]
 pub fn programs_count(count: c_int) -> c_int {
     let mut highest = libc::FD_SETSIZE as c_int - 1;

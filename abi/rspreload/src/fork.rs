@@ -1,12 +1,12 @@
 //! Fork mode (RDMAV_FORK_SAFE at both ends): connections are made over TCP and become rsockets when
 //! they are first used.
 //!
-//! An rsocket belongs to the process that made it. A server that accepts in one process and serves
-//! in another can use RDMA all the same if the process that uses the connection makes it anew. So a
-//! stream socket starts out as a TCP socket, "pending", and its first use decides what it is from
-//! then on. The accepting end listens as an rsocket at the same address, says so with a word of
-//! four zero bytes over TCP, and accepts; the connecting end finds the word and connects an rsocket
-//! ([`handshake`]). If any of that fails the connection stays a TCP socket.
+//! An rsocket belongs to the process that created it. A server that accepts in one process and
+//! serves in another can still use RDMA if the serving process creates the rsocket. So a stream
+//! socket starts as a TCP socket, "pending", and its first use decides what it becomes. The
+//! accepting end listens as an rsocket at the same address, announces this over TCP with the
+//! *word*, four zero bytes, and accepts; the connecting end reads the word and connects an rsocket
+//! ([`handshake`]). If any step fails the connection stays a TCP socket.
 //!
 //! A socket that has become an rsocket keeps its descriptor. The TCP socket, shut down, is its
 //! placeholder.
@@ -25,17 +25,17 @@ use crate::thread::without_cancel;
 use crate::transition::{self, Intent};
 use crate::{config, errno, next_symbol, open_fds, rsocket, tcp};
 
-/// Whether a new socket is to be pending. `kind` is without flags.
+/// Whether a new socket starts as pending. `kind` has no flags.
 pub fn wanted(domain: c_int, kind: c_int) -> bool {
     (domain == libc::AF_INET || domain == libc::AF_INET6) && kind == libc::SOCK_STREAM && config::fork_safe()
 }
 
-/// The entry of a new socket.
+/// Returns the entry of a new socket.
 pub fn new_entry() -> Entry {
     Role::Fresh.entry()
 }
 
-/// The entry of a connection that a pending listener has accepted.
+/// Returns the entry of a connection that a pending listener has accepted.
 pub fn accepted_entry() -> Entry {
     Role::Passive.entry()
 }
@@ -43,35 +43,34 @@ pub fn accepted_entry() -> Entry {
 /// connect(2) of a pending socket.
 ///
 /// # Safety
-/// As connect(2).
+/// `addr` is NULL or readable for `addrlen` bytes.
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
-    // SAFETY: as for this function.
+    // SAFETY: `addr` is NULL or readable for `addrlen` bytes: guaranteed by the caller.
     let result = unsafe { next_symbol::connect(fd, addr, addrlen) };
-    // Interrupted, it goes on by itself.
+    // After EINTR the kernel goes on connecting.
     if result == 0 || matches!(errno::get(), EINPROGRESS | EINTR) {
         table::replace(fd, Some(Role::Fresh.entry()), Some(Role::Active.entry()));
     }
     result
 }
 
-/// A call is about to use a pending socket: decides what it is. Returns the rsocket that it is from
-/// now on, or `None` if the call is the kernel's, or the errno with which the call fails.
+/// Decides what a pending socket is, because a call is about to use it. Returns its rsocket, `None`
+/// if the call goes to the kernel, or the errno with which the call fails.
 pub fn resolve_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
     errno::keeping(|| decide_pending(fd, entry, intent))
 }
 
-/// A pending socket is about to be waited for. If it was accepted it is decided now, because the
-/// peer may be silent until then. If it was connected, it is decided provided that the peer's word
-/// has come.
+/// Called before a pending socket is polled. Decides what an accepted socket is, because the peer
+/// may be silent until then, and a connected one if the peer's word has arrived.
 ///
-/// Returns the rsocket, or `None` if the TCP socket itself is to be polled; [`after_poll`] is then
-/// to be called if the socket is still pending.
+/// Returns the rsocket, or `None` if the TCP socket itself has to be polled. In this case call
+/// [`after_poll`] when it is ready.
 pub fn resolve_for_poll(fd: c_int, entry: Entry) -> Option<c_int> {
     errno::keeping(|| decide_pending(fd, entry, Intent::ReceiveNow)).unwrap_or(None)
 }
 
-/// A pending socket that was polled is ready. Returns true if that was for the peer's word only: it
-/// is another socket now, which has to be polled anew.
+/// Called when a polled socket is ready. Returns true if it was pending and only the peer's word
+/// has arrived: its entry has changed, and it has to be polled again.
 pub fn after_poll(fd: c_int, revents: c_short) -> bool {
     let Some(entry @ Entry { kind: Kind::Pending, .. }) = table::get(fd) else { return false };
     if revents & libc::POLLIN == 0 || Role::of(entry) == Role::Fresh {
@@ -81,9 +80,9 @@ pub fn after_poll(fd: c_int, revents: c_short) -> bool {
     table::get(fd) != Some(entry)
 }
 
-/// A pending socket's descriptor is about to be copied: the socket stays TCP, also for a program
-/// that gets the copy, unless it is not connected yet. Returns false if its entry is right for
-/// both.
+/// Called before a pending socket's descriptor is copied. Keeps a connected socket TCP, because a
+/// program may be executed with the copy. Returns false if the entry can be copied as it is, true
+/// if the entry may have changed and must be read again.
 pub fn stay_tcp(fd: c_int, entry: Entry) -> bool {
     if is_busy(entry) {
         transition::wait_for_change(fd, entry);
@@ -98,7 +97,7 @@ pub fn stay_tcp(fd: c_int, entry: Entry) -> bool {
     true
 }
 
-/// The entry of the copy of a pending socket's descriptor.
+/// Returns the entry for a copy of a pending socket's descriptor.
 pub fn copied(entry: Entry) -> Entry {
     Role::of(entry).entry()
 }
@@ -110,19 +109,19 @@ pub fn copied(entry: Entry) -> Entry {
 pub enum Role {
     /// Nothing yet, or listen(2).
     Fresh,
-    /// It was connected.
+    /// Connected.
     Active,
-    /// It was accepted.
+    /// Accepted.
     Passive,
-    /// It was connected, and used as TCP before the peer's word came, which may still come.
+    /// Connected, and used as TCP before the peer's word came. The word may still come.
     Late,
 }
 
-/// The bit of an entry for which a thread is deciding what the socket becomes.
+/// Bit in the flags of an entry: a thread is deciding what the socket becomes.
 const BUSY: u32 = 4;
 
 impl Role {
-    /// Of a pending entry.
+    /// Returns the role of a pending entry.
     fn of(entry: Entry) -> Role {
         match entry.flags & !BUSY {
             0 => Role::Fresh,
@@ -144,24 +143,24 @@ fn is_busy(entry: Entry) -> bool {
 // Deciding what a pending socket becomes: one thread decides, and others that want to use the
 // socket wait.
 //
-// The thread works on a copy of the TCP descriptor, so the program may close the original. The
-// table entry has then changed, and the thread discards the outcome.
+// The deciding thread works on a copy of the TCP descriptor, so the program may close the original.
+// The table entry has then changed, and the thread discards the outcome.
 
-/// What a decision came to.
+/// The outcome of a decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// The socket is this rsocket, connected.
+    /// The socket becomes this connected rsocket.
     Rsocket(c_int),
-    /// The socket is an ordinary TCP socket for good.
+    /// The socket stays an ordinary TCP socket for good.
     Tcp,
-    /// Undecided. The call at hand can only fail with this errno.
+    /// Undecided: the call fails with this errno.
     Later(c_int),
     /// Used as TCP, but the peer's word may still come.
     Late,
 }
 
 /// Decides what a pending socket becomes, or waits for the thread that decides. Returns the
-/// rsocket, or `None` if it is a TCP socket.
+/// rsocket, `None` if the call goes to the kernel, or the errno with which the call fails.
 fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
     let mut seen = Some(entry);
     loop {
@@ -175,15 +174,15 @@ fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_in
         if role == Role::Fresh || role == Role::Late && intent.sends() {
             return Ok(None);
         }
-        // `seen` may be older than the number of decisions.
+        // `seen` may be older than `decisions`, so compare it again before the wait.
         if is_busy(entry) && (table::get(fd) != Some(entry) || transition::wait(decisions)) {
             seen = table::get(fd);
             continue;
         }
         if !is_busy(entry) && role != Role::Passive && intent == Intent::Receive {
-            // For the peer's word or data, as the program's recv(2) would: with its flags, its
-            // time-out and its signals. Not as the deciding thread, because another thread may want
-            // to send.
+            // Wait for the peer's word or data like the program's recv(2), with the socket's flags,
+            // its time-out and signals. The entry is not busy meanwhile, so another thread can
+            // send.
             tcp::peek(fd, &mut [0], 0)?;
         }
         match begin(fd, entry, intent) {
@@ -195,9 +194,9 @@ fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_in
     }
 }
 
-/// Decides if no other thread does. `None` means that the table's entry is to be read again.
+/// Decides if no other thread does. `None` means that the table's entry must be read again.
 fn begin(fd: c_int, entry: Entry, intent: Intent) -> Option<Result<Option<c_int>, c_int>> {
-    // A cancelled thread would leave the socket busy. Decisions have a time-out.
+    // A cancelled thread would leave the entry busy. Decisions have a time-out.
     without_cancel(|_| {
         let busy = Entry { flags: entry.flags | BUSY, ..entry };
         let result = table::replace(fd, Some(entry), Some(busy)).then(|| decide(fd, busy, intent));
@@ -220,9 +219,9 @@ fn decide(fd: c_int, busy: Entry, intent: Intent) -> Result<Option<c_int>, c_int
     result
 }
 
-/// Puts the outcome for a descriptor into the table if the descriptor still has its busy entry;
-/// otherwise the program has closed it, and the call itself fails. Returns the rsocket, `None` for
-/// a call that goes to the kernel, or the errno that the call fails with.
+/// Stores the outcome in the table if the descriptor still has its busy entry; otherwise the
+/// program has closed it, and the call itself fails. Returns the rsocket, `None` if the call goes
+/// to the kernel, or the errno with which the call fails.
 fn commit(fd: c_int, tcp: c_int, busy: Entry, outcome: Outcome) -> Result<Option<c_int>, c_int> {
     let (next, result) = match outcome {
         Outcome::Rsocket(rsocket) => return Ok(become_rsocket(fd, tcp, busy, rsocket)),
@@ -241,11 +240,11 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: Entry, rsocket: c_int) -> Option<
         table::replace(fd, Some(busy), None);
         return None;
     }
-    // The kernel still has the TCP socket there.
+    // The kernel's epoll instances still have the TCP socket as a member: replace it.
     members::leave(fd);
     members::join(fd);
-    // The peer does the same. Another process with a copy of the TCP socket, a parent perhaps, sees
-    // its end.
+    // The peer does this, too. Another process with a copy of the TCP socket, such as the parent,
+    // then sees the end of the connection.
     next_symbol::shutdown(tcp, libc::SHUT_RDWR);
     Some(rsocket)
 }

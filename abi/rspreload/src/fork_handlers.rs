@@ -1,21 +1,24 @@
-//! What the library does around fork(2): one registration, one order.
+//! What the library does around fork(2): one set of handlers in a fixed order.
 //!
-//! It is made when the library is loaded, after librdmacm's own, on which this library depends: the
-//! C library then calls [`before`] ahead of librdmacm's handler, and the other two after it. None
-//! of the steps makes a system call where there is nothing of fork mode.
+//! The handlers are registered when the library is loaded, after librdmacm's, on which this library
+//! depends: the C library then calls [`before`] ahead of librdmacm's handler, and the other two
+//! after it. In a process without rsockets the only system call of the handlers is getpid(2) in the
+//! child.
 
 use libc::pid_t;
 
 use crate::{auto, errno, open_fds, process, rsocket, table, transition};
 
-/// Registers the handlers. Without memory for them children of fork(2) are taken for those of
-/// vfork(2) (what they close stays open in librdmacm until they end) and have no rsockets.
+/// Registers the handlers. If this fails for lack of memory, children of fork(2) are treated as
+/// children of vfork(2): they have no rsockets, and what they close stays open in librdmacm until
+/// they end.
 pub fn register() {
-    // SAFETY: functions of this library, which is never unloaded (-z nodelete).
+    // SAFETY: the handlers are functions of this library, which is never unloaded (-z nodelete).
     unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
 }
 
-/// Calls `fork`, which runs no handlers, with what they do.
+/// Calls `fork`, a fork that runs no handlers, and does what the handlers would do before and after
+/// it. Returns the result of `fork`.
 pub fn around(fork: impl FnOnce() -> pid_t) -> pid_t {
     let of_librdmacm = |step| {
         let _ = rsocket::set_option(-1, base::private::LEVEL, base::private::FORK, step);
@@ -51,7 +54,8 @@ extern "C" fn in_parent() {
     auto::in_parent();
 }
 
-/// Automatic mode comes before the table, because it asks which rsockets are the parent's own.
+/// Automatic mode comes before the table: it still asks which rsockets the parent has created, and
+/// [`table::forked`] changes the answer.
 extern "C" fn in_child() {
     process::own();
     open_fds::in_child();

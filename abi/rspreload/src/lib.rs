@@ -1,10 +1,10 @@
 //! librspreload.so, loaded before a program's libraries (`LD_PRELOAD`): serves the program's socket
 //! calls with the rsockets of librdmacm.so.1.
 //!
-//! The program sees placeholders: numbers of sockets of the kernel. [`table`] holds the rsocket
-//! behind each (by whose descriptor librdmacm knows it). A call on any other descriptor goes
-//! to the next definition of its name ([`next_symbol`]), nearly always the C library's, after one
-//! look at the table.
+//! The program sees placeholders: descriptors of kernel sockets. [`table`] maps each placeholder to
+//! the descriptor by which librdmacm knows the rsocket behind it. A call on any other descriptor
+//! goes, after one look-up in the table, to the next definition of its name ([`next_symbol`]),
+//! nearly always the C library's.
 //!
 //! The layers, from the top: [`full`] (the functions that only librspreload-full.so exports),
 //! [`calls`] (the exported functions), [`fds`] (what a descriptor is, where a call goes, and what
@@ -13,14 +13,14 @@
 //! and at the bottom [`sockets`] (calls with references in place of pointers), [`memory`] and
 //! [`next_symbol`].
 //!
-//! No std: it is bound to the names below and would call our `close` for its own files. For the
-//! same reason nothing in this crate calls one of these names through `libc`, only through
+//! No std: it is bound to the names of the C library and would call our `close` for its own files.
+//! For this reason nothing in this crate calls an intercepted name through `libc`, only through
 //! [`next_symbol`].
 //!
 //! # Safety
 //!
 //! `SAFETY` comments that name the C contract mean that the exported functions are called as their
-//! manual pages say: the program guarantees what their pointers point at.
+//! manual pages say: the program guarantees that pointers are valid for what the page describes.
 #![cfg_attr(not(test), no_std)]
 #![cfg_attr(
     test,
@@ -67,13 +67,14 @@ extern "C" fn at_load(_argc: c_int, _argv: *mut *mut c_char, _environ: *mut *mut
     fork_handlers::register();
 }
 
-/// Runs before librdmacm's, on which this library depends.
+/// Runs before the destructors of librdmacm, on which this library depends.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = at_exit;
 
-/// Many programs leave closing their sockets to the end of the process.
+/// Delivers the data of sockets that are still open: many programs do not close them before they
+/// exit.
 #[cfg(not(test))]
 extern "C" fn at_exit() {
     auto::log::before_exit();
@@ -83,7 +84,8 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Nothing here panics on purpose: what calls this are checks that the compiler could not remove.
+/// Nothing in this crate panics on purpose. Only checks that the compiler could not remove call
+/// this.
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

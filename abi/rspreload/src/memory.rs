@@ -1,5 +1,5 @@
-//! Memory from mmap(2). Not from malloc(3), which is not async-signal-safe, and serves no thread of
-//! a child of fork(2).
+//! Memory from mmap(2). malloc(3) is not used: it is not async-signal-safe, and not allowed in the
+//! child of a multi-threaded process's fork(2).
 
 use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
@@ -16,35 +16,35 @@ use crate::thread::with_cleanup;
 /// # Safety
 /// All-zero bytes are a valid value of the type.
 pub unsafe trait Plain: Sized {
-    /// That value.
+    /// Returns the value whose bytes are all zero.
     fn zero() -> Self {
-        // SAFETY: a value: guaranteed by the implementation.
+        // SAFETY: all-zero bytes are a valid value: guaranteed by the implementation of `Plain`.
         unsafe { core::mem::zeroed() }
     }
 }
 
-/// Types of which all bytes are valid.
+/// Types for which all byte patterns are valid values.
 ///
 /// # Safety
-/// All bytes are valid for the type.
+/// All byte patterns are valid values of the type.
 pub unsafe trait AnyBytes: Plain {}
 
-/// For structures of integers, atomic ones too, and pointers, which are not read before they are
-/// set.
+/// Implements [`Plain`] for atomic and other integers, for pointers that are not read before they
+/// are set, and for structures of these.
 macro_rules! plain {
     ($($type:ty),* $(,)?) => {$(
-        // SAFETY: integers and pointers, of which zeros are values.
+        // SAFETY: integers and pointers, for which all-zero bytes are valid values.
         unsafe impl $crate::memory::Plain for $type {}
     )*};
 }
 pub(crate) use plain;
 
-/// For integers, raw pointers, and structures of them.
+/// Implements [`AnyBytes`] for integers, raw pointers, and structures of these.
 macro_rules! any_bytes {
     ($($type:ty),* $(,)?) => {
         $crate::memory::plain! { $($type),* }
         $(
-            // SAFETY: integers and raw pointers, of which any bytes are values.
+            // SAFETY: integers and raw pointers, for which all byte patterns are valid values.
             unsafe impl $crate::memory::AnyBytes for $type {}
         )*
     };
@@ -58,9 +58,9 @@ any_bytes! {
     base::private::Marks, base::private::Handover,
 }
 
-// SAFETY: as the elements.
+// SAFETY: an array consists of its elements only, for which all-zero bytes are valid.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
-// SAFETY: as the elements.
+// SAFETY: an array consists of its elements only, for which all byte patterns are valid.
 unsafe impl<T: AnyBytes, const N: usize> AnyBytes for [T; N] {}
 
 /// Values in a mapping of their own, zeros at first. Pages that are never touched take no memory.
@@ -70,26 +70,27 @@ pub struct Mapping<T> {
 }
 
 impl<T: Plain> Mapping<T> {
-    /// `None` without memory.
+    /// Maps `count` private values. Returns `None` if there is no memory.
     pub fn new(count: usize) -> Option<Mapping<T>> {
         Mapping::of_kind(count, libc::MAP_PRIVATE)
     }
 
-    /// With MAP_SHARED for children of fork(2), too.
+    /// Maps `count` values. `kind` is MAP_PRIVATE, or MAP_SHARED to share them with children of
+    /// fork(2). Returns `None` if there is no memory.
     pub fn of_kind(count: usize, kind: c_int) -> Option<Mapping<T>> {
         let size = count.checked_mul(size_of::<T>())?;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-        // SAFETY: a new mapping.
+        // SAFETY: a new mapping at an address that the kernel chooses changes no other memory.
         let start = unsafe { libc::mmap(ptr::null_mut(), size, access, kind, -1, 0) };
         NonNull::new(start).filter(|_| start != libc::MAP_FAILED).map(|start| Mapping { start: start.cast(), count })
     }
 
-    /// Keeps the memory for ever.
+    /// Keeps the mapping for ever and returns its values.
     pub fn leak<'a>(self) -> &'a mut [T] {
         let (mut start, count) = (NonNull::slice_from_raw_parts(self.start, self.count), self.count);
         core::mem::forget(self);
         debug_assert_eq!(start.len(), count);
-        // SAFETY: `count` values, to which there is no other reference.
+        // SAFETY: the mapping has `count` values, is never unmapped, and has no other references.
         unsafe { start.as_mut() }
     }
 }
@@ -98,26 +99,27 @@ impl<T> Deref for Mapping<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping has so many values.
+        // SAFETY: the mapping has `count` valid values, and lives as long as `self`.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
 
 impl<T> DerefMut for Mapping<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: the mapping has so many values.
+        // SAFETY: the mapping has `count` valid values, and the reference borrows `self`
+        // exclusively.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.count) }
     }
 }
 
 impl<T> Drop for Mapping<T> {
     fn drop(&mut self) {
-        // SAFETY: the mapping is used no more.
+        // SAFETY: `self` owns the mapping, and no reference to its values is left.
         errno::keeping(|| unsafe { libc::munmap(self.start.as_ptr().cast(), self.count * size_of::<T>()) });
     }
 }
 
-/// A value that is mapped when it is first needed, and never freed.
+/// A value that is mapped when it is first needed, and is never freed.
 pub struct Once<T>(AtomicPtr<T>);
 
 impl<T: Plain> Once<T> {
@@ -131,12 +133,13 @@ impl<T: Plain> Once<T> {
     }
 
     pub fn get(&self) -> Option<&T> {
-        // SAFETY: a value that is never freed, and was complete before its address was stored.
+        // SAFETY: the pointer is NULL, or a value that was complete before its address was stored
+        // and is never freed.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The value, after making it if there is none: of threads that do so at once one wins. `None`
-    /// without memory.
+    /// Returns the value, and first creates it with `fill` if there is none. If several threads
+    /// create it at once, the value of one is kept. Returns `None` if there is no memory.
     pub fn get_or_make(&self, kind: c_int, fill: impl FnOnce(&mut T)) -> Option<&T> {
         if !self.exists() {
             let mut new = Mapping::<T>::of_kind(1, kind)?;
@@ -150,11 +153,12 @@ impl<T: Plain> Once<T> {
     }
 }
 
-// A call's own copy of a list.
+// Temporary lists of a call.
 
 const ON_STACK: usize = 48;
 
-/// Calls `call` with a slice of `len` zeros, on the stack if it is short: `ENOMEM`.
+/// Calls `call` with a slice of `len` zeros, on the stack if the slice is short, and returns its
+/// result. Fails with `ENOMEM`.
 pub fn with<T: Plain, R>(len: usize, call: impl FnOnce(&mut [T]) -> R) -> Result<R, c_int> {
     let mut stack = <[T; ON_STACK]>::zero();
     if let Some(stack) = stack.get_mut(..len) {
@@ -162,7 +166,8 @@ pub fn with<T: Plain, R>(len: usize, call: impl FnOnce(&mut [T]) -> R) -> Result
     }
     let mut mapping = Some(Mapping::<T>::new(len).ok_or(ENOMEM)?);
     let list: *mut [T] = mapping.as_deref_mut().unwrap_or_default();
-    // SAFETY: the mapping lives until `call` has returned, or the thread is cancelled in it.
+    // SAFETY: the mapping is unmapped only after `call` has returned, or when the thread is
+    // cancelled in it.
     let result = with_cleanup(|| drop(mapping.take()), || call(unsafe { &mut *list }));
     Ok(result)
 }

@@ -1,9 +1,9 @@
-//! The next definitions of the names that this library defines: what the program would call without
-//! this library. Also librdmacm's functions for rsockets (`rdma/rsocket.h`), which take the same
-//! arguments.
+//! The next definitions of the names that this library defines: the functions that the program
+//! would call without this library. Also librdmacm's functions for rsockets (`rdma/rsocket.h`),
+//! which take the same arguments as the C library's.
 //!
-//! Next definitions are resolved when the library is loaded, or by an earlier first call (from
-//! another library's constructor). Resolving twice gives the same result, so there is no lock.
+//! Next definitions are resolved when the library is loaded, or by a call that is made earlier,
+//! from another library's constructor. Resolving twice gives the same result, so there is no lock.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr;
@@ -24,7 +24,7 @@ pub struct Next {
 }
 
 impl Next {
-    /// The name ends with a zero.
+    /// `name` must end with a NUL byte.
     pub const fn new(name: &'static str) -> Self {
         Next { name, found: AtomicPtr::new(ptr::null_mut()) }
     }
@@ -39,7 +39,7 @@ impl Next {
     pub fn look_up(&self) -> *mut c_void {
         let name = CStr::from_bytes_with_nul(self.name.as_bytes()).unwrap_or_default();
         errno::keeping(|| {
-            // SAFETY: a handle that the loader defines, and a string.
+            // SAFETY: `RTLD_NEXT` is a valid handle, and `name` ends with a NUL byte.
             let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
             self.found.store(found, Relaxed);
             found
@@ -47,7 +47,7 @@ impl Next {
     }
 }
 
-/// The result of a call that has failed.
+/// Result types of intercepted calls: `FAILURE` is the result of a call that has failed.
 pub trait Failure {
     const FAILURE: Self;
 }
@@ -72,15 +72,15 @@ impl Failure for *mut FILE {
     const FAILURE: Self = ptr::null_mut();
 }
 
-/// Without a next definition: the C library is older than the call.
+/// Fails with `ENOSYS`: there is no next definition, because the C library is older than the call.
 #[cold]
 pub fn missing<T: Failure>() -> T {
     errno::set(ENOSYS);
     T::FAILURE
 }
 
-/// Defines the next definitions of names. A `safe` one has no pointers, a `variadic` one has `...`
-/// in place of its last argument.
+/// Defines a function for each name that calls its next definition. A `safe` one has no pointers, a
+/// `variadic` one has `...` in place of its last argument, and a `c` one is any other.
 macro_rules! next {
     ($($kind:ident $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
         #[allow(non_upper_case_globals)]
@@ -91,7 +91,7 @@ macro_rules! next {
 
         $($crate::next_symbol::function! { $kind $name($($arg: $type),*) -> $result })*
 
-        /// Resolves the names, because dlsym(3) is not async-signal-safe.
+        /// Resolves all names. Called at load time, because dlsym(3) is not async-signal-safe.
         pub fn resolve() {
             $(slot::$name.look_up();)*
         }
@@ -108,7 +108,7 @@ macro_rules! function {
                 use super::*;
                 $crate::next_symbol::function! { c $name($($arg: $type),*) -> $result }
             }
-            // SAFETY: takes no pointers.
+            // SAFETY: the function takes no pointers.
             unsafe { pointers::$name($($arg),*) }
         }
     };
@@ -135,12 +135,14 @@ macro_rules! function {
                 if found.is_null() {
                     return $crate::next_symbol::missing();
                 }
-                // SAFETY: a function of this name has this type; the arguments are the caller's.
+                // SAFETY: a C function of this name has this type, and the caller guarantees its
+                // contract.
                 unsafe { core::mem::transmute::<*mut core::ffi::c_void, $function>(found)($($arg),*) }
             }
 
             let found = slot::$name.found.load(core::sync::atomic::Ordering::Relaxed);
-            // SAFETY: as above.
+            // SAFETY: a C function of this name has this type, and the caller guarantees its
+            // contract.
             unsafe {
                 if found.is_null() {
                     return look_up($($arg),*);
@@ -203,7 +205,7 @@ macro_rules! extern_function {
         }
         #[cfg(test)]
         pub fn $by($($arg: $type),*) -> $result {
-            // SAFETY: no pointers.
+            // SAFETY: the function takes no pointers.
             unsafe { libc::$name($($arg),*) }
         }
     };

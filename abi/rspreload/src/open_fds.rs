@@ -1,5 +1,5 @@
 //! Descriptors of the process: how many it may have, which are open, and which are the library's
-//! own. The program must not close one of the latter, or put another file there.
+//! own. The program must not close a descriptor of the library, or put another file there.
 
 use core::ffi::{CStr, c_char, c_int};
 use core::mem;
@@ -14,13 +14,13 @@ use crate::sockets::{self, kernel};
 use crate::table::Growing;
 use crate::{errno, next_symbol};
 
-/// The soft limit.
+/// Returns the soft limit of RLIMIT_NOFILE, or `None` if it is unknown.
 pub fn limit() -> Option<libc::rlim_t> {
     limits().map(|limit| limit.rlim_cur)
 }
 
-/// Duplicates a descriptor for the library, out of the program's way. Returns the descriptor, or
-/// -1.
+/// Duplicates a descriptor for the library, at a high number that the program does not need.
+/// Returns the new descriptor, or -1.
 fn duplicate_high(fd: c_int) -> c_int {
     let Some(limit) = limits() else { return -1 };
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
@@ -28,29 +28,32 @@ fn duplicate_high(fd: c_int) -> c_int {
     if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { beyond_limit(duplicate) }
 }
 
-/// Of this library.
+/// The limit while this library has raised it. librdmacm has its own.
 static RAISED: RaisedLimit = RaisedLimit::new();
 
-/// Makes a call for which the program's limit is raised.
+/// Makes a call while RLIMIT_NOFILE is raised, and returns its result.
 pub fn beyond_limit(call: impl FnOnce() -> c_int) -> c_int {
     RAISED.during(call)
 }
 
-/// Whether the library may take descriptors for another connection beside `used` ones, of which
-/// `forwarded` are forwarded, or whether it has become `few` again. Where it takes descriptors that
-/// the program might need, it takes a quarter.
+/// Returns whether the library may take descriptors for another connection. It has `used`
+/// connections, of which `forwarded` are forwarded. With `few`, returns whether there is room again
+/// after there was none, which needs a third to be free. Where the library's descriptors are among
+/// those that the program might need, it takes a quarter of the limit.
 pub fn has_room(used: usize, forwarded: usize, few: bool) -> bool {
-    /// Of an accepted connection: the rsocket's, its channel's, the stand-in, and one on the way.
+    /// Descriptors of an accepted connection: the rsocket, its channel, the stand-in, and one that
+    /// is on the way.
     const DESCRIPTORS: usize = 4;
     let Some(limit) = limits() else { return true };
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
     let share = if lowest < limit.rlim_cur { limit.rlim_cur / 4 } else { limit.rlim_max - lowest };
     let share = if few { share / 3 * 2 } else { share };
-    // A forward has two entries in a poll(2), which takes as many as the soft limit.
+    // A forward has two entries in a poll(2) list, which may be as long as the soft limit.
     (used * DESCRIPTORS) as libc::rlim_t <= share && forwarded as libc::rlim_t <= limit.rlim_cur / 4
 }
 
-/// Looks for an instance of io_uring among the descriptors that are not known to be something else.
+/// Returns whether the process has an instance of io_uring. Descriptors for which `is_known`
+/// returns true are not checked.
 pub fn find_ring(is_known: impl Fn(c_int) -> bool) -> bool {
     const NAME: &[u8] = b"anon_inode:[io_uring]";
     let mut found = false;
@@ -59,7 +62,7 @@ pub fn find_ring(is_known: impl Fn(c_int) -> bool) -> bool {
             return;
         }
         let (mut path, mut name) = ([0_u8; 40], [0_u8; NAME.len()]);
-        // SAFETY: the buffers are this long, and the format takes an int.
+        // SAFETY: both buffers have the lengths that are passed, and the format takes one int.
         let len = unsafe {
             let path = path.as_mut_ptr().cast::<c_char>();
             libc::snprintf(path, 40, c"/proc/self/fd/%d".as_ptr(), fd);
@@ -70,43 +73,45 @@ pub fn find_ring(is_known: impl Fn(c_int) -> bool) -> bool {
     found
 }
 
-/// The status of an open descriptor.
+/// Returns the status of an open descriptor, or `None` if fstatat(2) fails.
 pub fn status(fd: c_int) -> Option<libc::stat> {
     status_at(fd, c"", libc::AT_EMPTY_PATH)
 }
 
-/// The status of a file.
+/// Returns the status of a file, or `None` if fstatat(2) fails.
 pub fn status_of(path: &CStr) -> Option<libc::stat> {
     status_at(libc::AT_FDCWD, path, 0)
 }
 
 fn status_at(fd: c_int, path: &CStr, flags: c_int) -> Option<libc::stat> {
     let mut status = libc::stat::zero();
-    // SAFETY: a string; room for the structure.
+    // SAFETY: `path` ends with a NUL byte, and `status` is writable.
     let result = unsafe { libc::fstatat(fd, path.as_ptr(), &raw mut status, flags) };
     (result == 0).then_some(status)
 }
 
-/// Whether programs that the process executes get the open descriptor `fd`.
+/// Whether `fd` is open and will be inherited by programs that the process executes.
 pub fn is_inheritable(fd: c_int) -> bool {
     let flags = kernel::fcntl(fd, libc::F_GETFD, 0);
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
-/// Whether the process may have the descriptor `fd`.
+/// Whether the soft limit permits a descriptor with the number `fd`.
 pub fn is_possible(fd: c_int) -> bool {
     libc::rlim_t::try_from(fd).is_ok_and(|fd| limit().is_none_or(|limit| fd < limit))
 }
 
-/// Calls `call` with each open number of a range. Descriptors that are closed meanwhile are not
-/// missed; those that are opened may be. Allocates nothing: signal handlers may call select(2).
+/// Calls `call` with each open descriptor in a range. Includes every descriptor that stays open;
+/// one that is opened or closed meanwhile may be missing. Allocates nothing, because select(2) uses
+/// it and may be called in signal handlers.
 pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
     if !each_of_folder(|fd| {
         if range.contains(&fd) {
             call(fd);
         }
     }) {
-        // The limit may have been higher, and the kernel's own one is this by default (fs.nr_open).
+        // Some descriptors may be above the limit, if it was higher before. So check all up to the
+        // default of fs.nr_open, which bounds the limit.
         (range.start..range.end.min(1 << 20)).filter(|&fd| kernel::fcntl(fd, libc::F_GETFD, 0) >= 0).for_each(call);
     }
 }
@@ -151,11 +156,12 @@ fn each_number(mut entries: &[u8], mut call: impl FnMut(c_int)) {
     }
 }
 
-/// By descriptor: whether it is one. A thread of the program that learns of such a descriptor
-/// learns of it in a way that orders the mark, too.
+/// For each descriptor, 1 if it belongs to the library. Relaxed accesses are enough: a program's
+/// thread can learn such a number only in a way that also makes the mark visible to it.
 static MARKS: Growing<AtomicU64> = Growing::new();
 
-/// Marks a descriptor, or -1. Without memory the program can close it. Returns `fd`.
+/// Marks `fd` as the library's, if it is not -1. Without memory the mark is missing, and the
+/// program can close the descriptor. Returns `fd`.
 fn mark(fd: c_int) -> c_int {
     if let Ok(mark) = MARKS.get_or_grow(fd) {
         mark.store(1, Relaxed);
@@ -163,14 +169,15 @@ fn mark(fd: c_int) -> c_int {
     fd
 }
 
-/// Duplicates a descriptor, out of the program's way if possible. Returns the descriptor, or -1.
+/// Duplicates a descriptor for the library, at a high number if possible. Returns the new
+/// descriptor, or -1.
 pub fn duplicate(fd: c_int) -> c_int {
     let high = duplicate_high(fd);
     mark(if high < 0 { kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } else { high })
 }
 
-/// Takes a new descriptor, or -1, and moves it out of the program's way if possible. Returns its
-/// descriptor.
+/// Moves a new descriptor of the library to a high number if possible. Returns its final number.
+/// `low` may be -1, which is returned.
 pub fn relocate(low: c_int) -> c_int {
     let high = if low < 0 { low } else { duplicate_high(low) };
     if high < 0 {
@@ -180,15 +187,16 @@ pub fn relocate(low: c_int) -> c_int {
     mark(high)
 }
 
-/// Makes a descriptor out of the program's way if possible, also where the program has as many as
-/// it may have. Returns the descriptor, or -1.
+/// Creates a descriptor of the library with `make`, and moves it to a high number if possible. If
+/// the program has reached its limit, the limit is raised for the call. Returns the descriptor, or
+/// -1.
 pub fn create(make: impl Fn() -> c_int) -> c_int {
     let low = make();
     let is_full = low < 0 && errno::get() == libc::EMFILE;
     relocate(if is_full { beyond_limit(&make) } else { low })
 }
 
-/// Closes one, or nothing for -1.
+/// Closes a descriptor of the library; does nothing for -1.
 pub fn close(fd: c_int) {
     if fd >= 0 {
         if let Some(mark) = MARKS.get(fd) {
@@ -200,7 +208,7 @@ pub fn close(fd: c_int) {
 
 /// Creates an eventfd(2) that does not block. Returns its descriptor, or -1.
 pub fn create_eventfd() -> c_int {
-    // SAFETY: no pointers.
+    // SAFETY: eventfd(2) takes no pointers.
     create(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
@@ -214,12 +222,13 @@ pub fn clear_eventfd(fd: c_int) {
     sockets::read(fd, &mut [0; 8]);
 }
 
-/// Whether `fd` is one of the descriptors.
+/// Whether `fd` is a descriptor of the library.
 pub fn has(fd: c_int) -> bool {
     MARKS.get(fd).is_some_and(|mark| mark.load(Relaxed) != 0)
 }
 
-/// In a child of fork(2), which does not have the threads that use them: it may close its copies.
+/// Called in the child of fork(2): the library's threads do not exist there, so the child may close
+/// its copies of the library's descriptors.
 pub fn in_child() {
     RAISED.in_child();
     MARKS.all().filter(|(_, mark)| mark.load(Relaxed) != 0).for_each(|(_, mark)| mark.store(0, Relaxed));

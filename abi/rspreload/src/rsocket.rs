@@ -1,4 +1,5 @@
-//! Rsockets as this library makes them, and the references of the program's descriptors to them.
+//! How this library creates and closes rsockets, and the references of the program's descriptors to
+//! them.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -14,20 +15,20 @@ use crate::{config, errno, rsocket_abi};
 
 const SOL_RDMA: c_int = 0x10000;
 
-/// Makes an rsocket with the sizes that the environment asks for. Returns its descriptor, or -1
-/// with `errno`.
+/// Creates an rsocket with the buffer sizes that the environment asks for. Returns its descriptor,
+/// or -1 with `errno`.
 pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // Keeps low descriptors free: some programs have arrays for low descriptors only.
-    // Close-on-exec: an executed program cannot use the descriptors behind a placeholder.
+    // Keep low descriptors free, because some programs have arrays for low descriptors only. Set
+    // close-on-exec: an executed program cannot use the descriptors behind a placeholder.
     let _ = set_library_option(-1, base::private::RESERVE_LOW_FDS);
     let rsocket = rsocket_abi::rsocket(domain, kind | libc::SOCK_CLOEXEC, protocol);
     if rsocket >= 0 {
-        // Also for an rsocket that gets no descriptor, such as a probe of automatic mode.
+        // Also needed for an rsocket without a placeholder, such as a probe of automatic mode.
         table::expect_library_fds();
         find_marks();
-        // Programs expect SIGPIPE, as from TCP. Fails for datagram rsockets, which have none.
+        // Programs expect SIGPIPE, as from TCP. Fails for datagram rsockets, which never raise it.
         let _ = set_library_option(rsocket, base::private::SIGPIPE);
-        // A size that librdmacm rejects leaves its default.
+        // If librdmacm rejects a size, its default stays.
         for (name, value) in config::sizes() {
             let _ = set_option(rsocket, SOL_RDMA, name, value);
         }
@@ -35,26 +36,26 @@ pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     rsocket
 }
 
-/// Sets a private option of librdmacm (`rsocket` is -1), or of one of its rsockets. Returns the
-/// errno of a failure.
+/// Sets a private option of librdmacm (`rsocket` is -1) or of an rsocket to 1. Fails with the errno
+/// of setsockopt(2).
 pub fn set_library_option(rsocket: c_int, option: c_int) -> Result<(), c_int> {
     set_option(rsocket, base::private::LEVEL, option, 1)
 }
 
-/// Moves a member of an epoll instance of librdmacm (`side`) to `epfd`, one of the program's: as
-/// `fd`, a descriptor of the kernel's, with the same event. Does nothing with another librdmacm.
+/// Moves `member` from `side`, an epoll instance of librdmacm, to the program's instance `epfd`, as
+/// the kernel descriptor `fd` with the same event. Does nothing with rdma-core's librdmacm.
 pub fn hand_over(side: c_int, member: c_int, fd: c_int, epfd: c_int) {
     let handover = base::private::Handover { member, fd, epfd };
     let _ = rdma::set(side, (base::private::LEVEL, base::private::HAND_OVER), &handover);
 }
 
-/// Sets an option that is an int. Returns the errno of a failure.
+/// Sets an option that is an int. Fails with the errno of setsockopt(2).
 pub fn set_option(rsocket: c_int, level: c_int, name: c_int, value: c_int) -> Result<(), c_int> {
     rdma::set(rsocket, (level, name), &value)
 }
 
-/// Words and number of librdmacm's marks ([`base::private::Marks`]); null until an rsocket exists,
-/// and with another librdmacm. The descriptor is stored first.
+/// Address and number of librdmacm's marks ([`base::private::Marks`]). The address is NULL until an
+/// rsocket exists, and with rdma-core's librdmacm. The number is stored first.
 static MARK_WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 static MARK_COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -68,31 +69,31 @@ fn find_marks() {
     }
 }
 
-/// A private option of librdmacm, for a descriptor, if there is one of this size.
+/// Returns a private option of librdmacm for a descriptor; `None` if there is none of this size.
 pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Option<T> {
     let (value, len) = errno::keeping(|| rdma::get::<T>(fd, (base::private::LEVEL, option)))?;
     (len == size_of::<T>()).then_some(value)
 }
 
-/// Whether librdmacm has marked `fd` as its own; `None` if it does not tell. The program may have
-/// closed the descriptor and got it again, past this library.
+/// Whether librdmacm has marked `fd` as its own; `None` if there are no marks. A mark may be stale:
+/// the program may have closed the descriptor without an intercepted call and reused its number.
 #[inline]
 fn has_mark(fd: c_int) -> Option<bool> {
     let words = MARK_WORDS.load(Ordering::Acquire);
     let marks = Marks { words, count: MARK_COUNT.load(Ordering::Relaxed) };
-    // SAFETY: librdmacm's words, which stay.
+    // SAFETY: `words` points to `count` words of librdmacm, which are never freed.
     (!words.is_null()).then(|| unsafe { marks.has(fd) })
 }
 
-/// Whether `fd` seems to be a descriptor of librdmacm's own. Makes no system call.
+/// Whether librdmacm has marked `fd` as its own. The mark may be stale. Makes no system call.
 pub fn seems_library_fd(fd: c_int) -> bool {
     has_mark(fd) == Some(true)
 }
 
-/// Whether `fd` is a descriptor of librdmacm's own.
+/// Whether `fd` is a descriptor of librdmacm, not of the program.
 ///
-/// Only our librdmacm knows the options. With another one the calls fail, and every descriptor
-/// counts as the program's.
+/// Only this project's librdmacm knows the private option. With another one every descriptor counts
+/// as the program's.
 #[inline]
 pub fn is_library_fd(fd: c_int) -> bool {
     has_mark(fd) != Some(false) && is_own_of_library(fd)
@@ -103,30 +104,30 @@ fn is_own_of_library(fd: c_int) -> bool {
     library_option::<c_int>(fd, base::private::IS_OWN) == Some(1)
 }
 
-/// Disconnects the rsockets that the program has not closed, after what they still have to send.
+/// Delivers the data of the rsockets that the program has not closed, and disconnects them.
 pub fn flush_on_exit() {
     let _ = set_library_option(-1, base::private::FLUSH_ON_EXIT);
 }
 
-/// Makes the rsocket blocking or non-blocking as its placeholder is.
+/// Makes the rsocket blocking or non-blocking, like its placeholder.
 ///
-/// Programs that use `ioctl(FIONBIO)` (Python does) change the placeholder only, since ioctl is not
-/// intercepted. So this is called where it matters and a system call costs little: before accept
-/// and connect, when the rsocket is added to an epoll instance, and by the first calls that move
-/// data. F_SETFL changes both.
+/// Programs that use `ioctl(FIONBIO)` (Python does) only change the placeholder, since ioctl is not
+/// intercepted. So this is called where the mode matters and a system call costs little: before
+/// accept and connect, when the rsocket is added to an epoll instance, and by the first calls that
+/// move data. An intercepted F_SETFL changes both.
 pub fn sync_nonblock(fd: c_int, rsocket: c_int) {
     errno::keeping(|| {
         let mut flags = placeholder_flags(fd);
         while flags >= 0 {
             rdma::fcntl(rsocket, F_SETFL, flags & O_NONBLOCK);
-            // Another thread may have changed both since the flags were read.
+            // Another thread may have changed the mode of both since the flags were read.
             let now = placeholder_flags(fd);
             if now & O_NONBLOCK == flags & O_NONBLOCK {
                 break;
             }
             flags = now;
         }
-        // Or the forward has, which must not wait for the rsocket.
+        // A forwarded rsocket is non-blocking: the thread that forwards must not wait for it.
         if table::get(fd).is_some_and(|entry| entry.kind == Kind::Forwarded) {
             rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK);
         }
@@ -137,43 +138,43 @@ fn placeholder_flags(fd: c_int) -> c_int {
     kernel::fcntl(fd, F_GETFL, 0)
 }
 
-/// Adds a reference to an rsocket. Returns the entry for the descriptor that is to hold it, or
+/// Adds a reference to an rsocket. Returns the entry for the descriptor that will hold it, or
 /// `None` if the rsocket is being closed.
 pub fn hold(entry: Entry) -> Option<Entry> {
     table::hold(entry.handle).then(|| entry.with_index(table::index_of(entry.handle)))
 }
 
-/// Drops a descriptor's reference to an rsocket, and closes the rsocket with the last one. Returns
-/// 0, or -1 with `errno`.
+/// Drops a descriptor's reference to an rsocket, and closes the rsocket if it was the last one.
+/// Returns 0, or -1 with `errno`.
 pub fn release(entry: Entry) -> c_int {
     if drop_reference(entry) { rsocket_abi::rclose(entry.handle) } else { 0 }
 }
 
-/// The bytes to receive, or not sent yet, of an rsocket: a private option of librdmacm. Returns the
-/// errno of a failure: EAGAIN in a signal handler that has interrupted another call.
+/// Returns the number of bytes to receive, or not sent yet (`option`, a private one of librdmacm).
+/// Fails with EAGAIN in a signal handler that has interrupted another call on rsockets.
 pub fn bytes(rsocket: c_int, option: c_int) -> Result<c_int, c_int> {
     let bytes = || rdma::get(rsocket, (base::private::LEVEL, option)).ok_or_else(errno::get);
     errno::keeping(bytes).map(|(bytes, _)| bytes)
 }
 
-/// Makes a listener answer no more requests. Returns the connections that it still has for accept,
-/// also those in the handshake; 0 if librdmacm does not tell.
+/// Makes a listener ignore new requests. Returns the number of connections that it still has for
+/// accept, including those in the handshake; 0 if librdmacm does not tell.
 pub fn last_connections(rsocket: c_int) -> c_int {
     library_option(rsocket, base::private::LAST_CONNECTIONS).unwrap_or(0)
 }
 
-/// Closes an rsocket to which no descriptor refers: its peer sees a reset, not an end in order.
+/// Closes an rsocket to which no descriptor refers, with a reset to the peer.
 pub fn reset(rsocket: c_int) {
     reset_when_closed(rsocket);
     close(rsocket);
 }
 
-/// Closes one.
+/// Closes an rsocket to which no descriptor refers. Leaves `errno` alone.
 pub fn close(rsocket: c_int) {
     errno::keeping(|| rsocket_abi::rclose(rsocket));
 }
 
-/// The peer of an rsocket will see a reset when it is closed.
+/// Makes a later close of the rsocket send a reset to the peer.
 pub fn reset_when_closed(rsocket: c_int) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = rdma::set(rsocket, (libc::SOL_SOCKET, libc::SO_LINGER), &linger);

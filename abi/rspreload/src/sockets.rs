@@ -1,5 +1,5 @@
-//! IPv4 and IPv6 addresses, and calls on sockets of the kernel and rsockets that take references in
-//! place of pointers.
+//! IPv4 and IPv6 addresses, and calls on kernel sockets and rsockets that take references in place
+//! of pointers.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -22,10 +22,10 @@ impl SockAddr {
         SockAddr(SocketAddr::new(address, number))
     }
 
-    /// The address that a program passes to a call. `None` for other families than IPv4 and IPv6.
+    /// Returns the address that a program passes to a call; `None` if it is not IPv4 or IPv6.
     ///
     /// # Safety
-    /// `addr` is null or has `len` bytes.
+    /// `addr` is NULL or readable for `len` bytes.
     pub unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Option<SockAddr> {
         if addr.is_null() || (len as usize) < size_of::<sockaddr_in>() {
             return None;
@@ -47,7 +47,7 @@ impl SockAddr {
         }
     }
 
-    /// Makes a call that takes an address.
+    /// Passes the address to `call` in C form, and returns its result.
     pub fn pass<T>(&self, call: impl FnOnce(*const sockaddr, socklen_t) -> T) -> T {
         match self.0 {
             SocketAddr::V4(four) => {
@@ -72,12 +72,12 @@ impl SockAddr {
         }
     }
 
-    /// Makes a call that stores an address. `None` if it fails, or has none of IPv4 or IPv6.
-    /// Returns the address as RDMA devices have it.
+    /// Returns the address that `call` stores, as RDMA devices have it. Returns `None` if `call`
+    /// fails or the address is not IPv4 or IPv6.
     pub fn take(call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<SockAddr> {
         let (mut storage, mut len) = (sockaddr_storage::zero(), size_of::<sockaddr_storage>() as socklen_t);
         let result = call((&raw mut storage).cast(), &raw mut len);
-        // SAFETY: the storage has this length.
+        // SAFETY: `storage` is readable, and longer than any address that `read` reads.
         let name = unsafe { SockAddr::read((&raw const storage).cast(), len) };
         name.filter(|_| result == 0).map(|name| name.of_device())
     }
@@ -85,9 +85,9 @@ impl SockAddr {
     /// Stores the address as getpeername(2) does.
     ///
     /// # Safety
-    /// As for getpeername(2).
+    /// `addr` is writable for `*len` bytes, and `len` is valid.
     pub unsafe fn write(&self, addr: *mut sockaddr, len: *mut socklen_t) {
-        // SAFETY: as for this function.
+        // SAFETY: `from` has `size` bytes; `addr` and `len` are valid: guaranteed by the caller.
         self.pass(|from, size| unsafe { store(from, size, addr, len) });
     }
 
@@ -95,7 +95,7 @@ impl SockAddr {
         if self.0.is_ipv4() { AF_INET } else { AF_INET6 }
     }
 
-    /// The IP address, as one of IPv4 if it is a mapped one.
+    /// The IP address; a mapped one (`::ffff:a.b.c.d`) as IPv4.
     pub fn address(&self) -> IpAddr {
         self.0.ip().to_canonical()
     }
@@ -105,19 +105,19 @@ impl SockAddr {
         self.0.port()
     }
 
-    /// The interface of a link-local address, otherwise 0.
+    /// The interface of a link-local IPv6 address, otherwise 0.
     pub fn scope(&self) -> u32 {
         if let SocketAddr::V6(six) = self.0 { six.scope_id() } else { 0 }
     }
 
-    /// The address with another port.
+    /// Returns the address with another port.
     pub fn with_port(&self, number: u16) -> SockAddr {
         let mut name = *self;
         name.0.set_port(number);
         name
     }
 
-    /// The address as a socket of that family has it: an IPv6 socket maps those of IPv4.
+    /// Returns the address for a socket of `family`: IPv4 addresses are mapped for AF_INET6.
     pub fn in_family(&self, family: c_int) -> SockAddr {
         match self.address() {
             IpAddr::V4(address) if family == AF_INET6 => SockAddr::new(address.to_ipv6_mapped().into(), self.port()),
@@ -125,8 +125,7 @@ impl SockAddr {
         }
     }
 
-    /// The address as RDMA devices have it: one of IPv4 where an IPv6 socket maps it
-    /// (`::ffff:a.b.c.d`).
+    /// Returns the address as RDMA devices have it: a mapped address (`::ffff:a.b.c.d`) as IPv4.
     pub fn of_device(&self) -> SockAddr {
         match self.address() {
             address @ IpAddr::V4(_) => SockAddr::new(address, self.port()),
@@ -134,7 +133,7 @@ impl SockAddr {
         }
     }
 
-    /// Whether the address and the port are those of another one.
+    /// Whether both have the same IP address and port.
     pub fn is_at(&self, other: &SockAddr) -> bool {
         (self.address(), self.port()) == (other.address(), other.port())
     }
@@ -143,16 +142,16 @@ impl SockAddr {
 /// Stores an address of `size` bytes as getpeername(2) does.
 ///
 /// # Safety
-/// `from` has `size` bytes; for the rest as for getpeername(2).
+/// `from` is readable for `size` bytes, `addr` is writable for `*len` bytes, and `len` is valid.
 pub unsafe fn store(from: *const sockaddr, size: socklen_t, addr: *mut sockaddr, len: *mut socklen_t) {
-    // SAFETY: as for this function: `len` bytes at `addr` are writable.
+    // SAFETY: at most `size` bytes are read and `*len` bytes written: guaranteed by the caller.
     unsafe {
         core::ptr::copy_nonoverlapping(from.cast::<u8>(), addr.cast::<u8>(), len.read().min(size) as usize);
         len.write(size);
     }
 }
 
-/// A [`SockAddr`], or none, in words.
+/// An `Option<SockAddr>` in atomic words.
 pub struct AtomicName([AtomicU64; 4]);
 
 plain! { AtomicName }
@@ -185,7 +184,7 @@ impl AtomicName {
         }
     }
 
-    /// Returns the name, and forgets it.
+    /// Returns the address, and stores `None`.
     pub fn take(&self) -> Option<SockAddr> {
         let name = self.load();
         self.0.iter().for_each(|word| word.store(0, SeqCst));
@@ -201,81 +200,81 @@ macro_rules! sockets {
         pub mod $module {
             use super::*;
 
-            /// Accepts a connection.
+            /// Accepts a connection. Returns its descriptor, or -1.
             pub fn accept(fd: c_int) -> c_int {
-                // SAFETY: no address is asked for.
+                // SAFETY: NULL pointers are allowed: no address is stored.
                 unsafe { $from::$accept(fd, core::ptr::null_mut(), core::ptr::null_mut() $(, $flags)?) }
             }
 
             pub fn bind(fd: c_int, name: &SockAddr) -> c_int {
-                // SAFETY: an address of this length.
+                // SAFETY: `addr` is readable for `len` bytes.
                 name.pass(|addr, len| unsafe { $from::$bind(fd, addr, len) })
             }
 
             pub fn connect(fd: c_int, name: &SockAddr) -> c_int {
-                // SAFETY: an address of this length.
+                // SAFETY: `addr` is readable for `len` bytes.
                 name.pass(|addr, len| unsafe { $from::$connect(fd, addr, len) })
             }
 
-            /// A command that takes an int or nothing.
+            /// Runs a command that takes an int or nothing.
             pub fn fcntl(fd: c_int, cmd: c_int, value: c_int) -> c_int {
                 debug_assert!(matches!(
                     cmd,
                     libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD | libc::F_DUPFD | libc::F_DUPFD_CLOEXEC
                 ));
-                // SAFETY: no pointer.
+                // SAFETY: these commands take no pointer.
                 unsafe { $from::$fcntl(fd, cmd, value as usize) }
             }
 
-            /// The peer's address.
+            /// Returns the peer's address, or `None` if the call fails.
             pub fn peer(fd: c_int) -> Option<SockAddr> {
-                // SAFETY: room for an address of this length.
+                // SAFETY: `addr` is writable for `*len` bytes.
                 SockAddr::take(|addr, len| unsafe { $from::$getpeername(fd, addr, len) })
             }
 
-            /// The local address.
+            /// Returns the local address, or `None` if the call fails.
             pub fn own(fd: c_int) -> Option<SockAddr> {
-                // SAFETY: room for an address of this length.
+                // SAFETY: `addr` is writable for `*len` bytes.
                 SockAddr::take(|addr, len| unsafe { $from::$getsockname(fd, addr, len) })
             }
 
-            /// The value and the length of an option.
+            /// Returns the value and the length of an option, or `None` with `errno`.
             pub fn get<T: AnyBytes>(fd: c_int, (level, name): (c_int, c_int)) -> Option<(T, usize)> {
                 let (mut value, mut len) = (T::zero(), size_of::<T>() as socklen_t);
-                // SAFETY: room for a value of this length.
+                // SAFETY: `value` is writable for `len` bytes, and any bytes are valid for `T`.
                 let result = unsafe { $from::$getsockopt(fd, level, name, (&raw mut value).cast(), &raw mut len) };
                 (result == 0).then_some((value, len as usize))
             }
 
-            /// Sets an option. Returns the errno of a failure.
+            /// Sets an option. Fails with the errno of setsockopt(2).
             pub fn set<T: Plain>(fd: c_int, option: (c_int, c_int), value: &T) -> Result<(), c_int> {
                 set_bytes(fd, option, value, size_of::<T>())
             }
 
-            /// Sets an option to the first bytes of a value.
+            /// Sets an option to the first `len` bytes of a value.
             pub fn set_bytes<T: Plain>(
                 fd: c_int, (level, name): (c_int, c_int), value: &T, len: usize
             ) -> Result<(), c_int> {
                 let (start, len) = ((&raw const *value).cast(), len.min(size_of::<T>()) as socklen_t);
                 errno::keeping(|| {
-                    // SAFETY: a value of at least this length.
+                    // SAFETY: `start` is readable for `len` bytes.
                     let result = unsafe { $from::$setsockopt(fd, level, name, start, len) };
                     if result == 0 { Ok(()) } else { Err(errno::get()) }
                 })
             }
 
             pub fn poll(list: &mut [pollfd], timeout: c_int) -> c_int {
-                // SAFETY: structures of this number.
+                // SAFETY: `list` is an array of the length that is passed.
                 unsafe { $from::$poll(list.as_mut_ptr(), list.len() as nfds_t, timeout) }
             }
 
             pub fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> isize {
-                // SAFETY: a buffer of this length.
+                // SAFETY: `bytes` is writable for its length.
                 unsafe { $from::$recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags) }
             }
 
             pub fn send(fd: c_int, bytes: &[u8], flags: c_int) -> isize {
-                // SAFETY: bytes of this length.
+                // SAFETY: `bytes` is readable for its length.
                 unsafe { $from::$send(fd, bytes.as_ptr().cast(), bytes.len(), flags) }
             }
         }
@@ -292,40 +291,40 @@ sockets! {
     rdma: rsocket_abi, raccept(), rbind, rconnect, rfcntl, rgetpeername, rgetsockname, rgetsockopt, rpoll, rrecv, rsend, rsetsockopt
 }
 
-/// epoll_ctl(2) of an instance of the kernel's.
+/// epoll_ctl(2) of a kernel instance.
 pub fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> c_int {
     let event = event.as_ref().map_or(core::ptr::null(), core::ptr::from_ref).cast_mut();
-    // SAFETY: null or an event, which the kernel only reads.
+    // SAFETY: `event` is NULL, or points to an event that the kernel only reads.
     unsafe { next_symbol::epoll_ctl(epfd, op, fd, event) }
 }
 
-/// epoll_wait(2) of an instance of the kernel's. Returns the events.
+/// epoll_wait(2) of a kernel instance. Returns the events; none if the call fails.
 pub fn epoll_wait(epfd: c_int, events: &mut [epoll_event], timeout: c_int) -> &[epoll_event] {
-    // SAFETY: room for so many events.
+    // SAFETY: `events` is writable for its length.
     let count = unsafe { next_symbol::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, timeout) };
     events.get(..usize::try_from(count).unwrap_or(0)).unwrap_or_default()
 }
 
-/// Opens a file, with close-on-exec. Nothing is created.
+/// Opens a file, with close-on-exec, and does not create one. Returns its descriptor, or -1.
 pub fn open(path: &core::ffi::CStr, flags: c_int) -> c_int {
-    // SAFETY: a string; no mode is needed where nothing is created.
+    // SAFETY: `path` ends with a NUL byte. Without O_CREAT the call has no third argument.
     unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) }
 }
 
 /// Reads from a file. Returns the number of bytes, or -1.
 pub fn read(fd: c_int, bytes: &mut [u8]) -> isize {
-    // SAFETY: a buffer of this length.
+    // SAFETY: `bytes` is writable for its length.
     unsafe { next_symbol::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) }
 }
 
 /// Writes to a file. Returns the number of bytes, or -1.
 pub fn write(fd: c_int, bytes: &[u8]) -> isize {
-    // SAFETY: bytes of this length.
+    // SAFETY: `bytes` is readable for its length.
     unsafe { next_symbol::write(fd, bytes.as_ptr().cast(), bytes.len()) }
 }
 
 pub fn sleep_ms(milliseconds: c_int) {
-    // SAFETY: no descriptors.
+    // SAFETY: poll(2) accepts NULL for an empty list.
     errno::keeping(|| unsafe { libc::poll(core::ptr::null_mut(), 0, milliseconds) });
 }
 
@@ -350,12 +349,12 @@ mod tests_of_name {
     fn names_survive_calls_and_words() {
         let scoped = SockAddr(SocketAddrV6::new("fe80::1".parse().unwrap(), 80, 7, 3).into());
         for name in [scoped, SockAddr::new("10.1.2.3".parse().unwrap(), 7471)] {
-            // SAFETY: an address of this length.
+            // SAFETY: `addr` is readable for `len` bytes.
             assert_eq!(name.pass(|addr, len| unsafe { SockAddr::read(addr, len) }), Some(name));
-            // SAFETY: an address of less than this length.
+            // SAFETY: `addr` is readable for `len` bytes.
             assert_eq!(name.pass(|addr, len| unsafe { SockAddr::read(addr, len - 1) }), None);
             let (mut storage, mut len) = (sockaddr_storage::zero(), 4);
-            // SAFETY: room for more than this length.
+            // SAFETY: `storage` is longer than `len` bytes.
             unsafe { name.write((&raw mut storage).cast(), &raw mut len) };
             assert!(c_int::from(storage.ss_family) == name.family() && len > 4);
             let words = AtomicName::new();

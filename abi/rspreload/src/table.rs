@@ -1,12 +1,11 @@
 //! What the program's descriptors stand for.
 //!
-//! Two tables of atomic words: one has the [`Entry`] of each number of the program; the other
-//! counts, for each rsocket descriptor, the program's descriptors that stand for it (dup), and has
-//! their
-//! [indices](index_of). Words, not pointers: nothing is freed that a reader could still use, so a
-//! look-up is an atomic load, safe in signal handlers and in threads that race with a close. A call
-//! that loses such a race finds an rsocket descriptor that is closed, and fails with `EBADF` in
-//! librdmacm.
+//! Two tables of atomic words. One has the [`Entry`] of each descriptor of the program. The other
+//! has, for each rsocket descriptor, the number of the program's descriptors that stand for it
+//! (dup), and the [indices](index_of) of these descriptors. The tables contain no pointers, and
+//! nothing is freed that a reader could still use: a look-up is an atomic load, safe in signal
+//! handlers and in threads that race with a close. A call that loses such a race finds an rsocket
+//! descriptor that is closed, and fails with `EBADF` in librdmacm.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -22,31 +21,31 @@ pub enum Kind {
     /// An rsocket. `handle` is its descriptor in librdmacm; the program's descriptor is a
     /// placeholder.
     Socket = 1,
-    /// A socket of the kernel's that may still become an rsocket (fork mode).
+    /// A kernel socket that may still become an rsocket (fork mode).
     Pending,
-    /// An epoll instance of the kernel's, with its rsockets in the instance `handle` of librdmacm.
+    /// A kernel epoll instance. Its rsockets are members of librdmacm's instance `handle`.
     Epoll,
-    /// A socket of the kernel's for which an rsocket connects (automatic mode). `handle` is a
-    /// ticket of `auto::connect`.
+    /// A kernel socket for which an rsocket connects (automatic mode). `handle` is a ticket of
+    /// `auto::connect`.
     Connecting,
-    /// A listener of the kernel's at whose port rsockets listen (automatic mode). `handle` is its
-    /// index in `auto::listeners`.
+    /// A kernel listener at whose port rsockets listen (automatic mode). `handle` is its index in
+    /// `auto::listeners`.
     Listener,
-    /// A socket of the kernel's whose data another process forwards (automatic mode). `handle` is
-    /// its index in `auto::shared`.
+    /// A kernel socket whose data another process forwards (automatic mode). `handle` is its index
+    /// in `auto::shared`.
     Forwarded,
 }
 
 /// The table's entry for a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// What is behind it.
+    /// What is behind the descriptor.
     pub kind: Kind,
-    /// 24 bits for the module that serves the kind. For a socket: the upper 8 are its
-    /// [index](Entry::index), below them are the [process](Entry::is_inherited), the [first
-    /// calls](Entry::looked) that are left, and bits for automatic mode.
+    /// 24 bits for the module that serves the kind. For a socket: the upper 8 bits are its
+    /// [index](Entry::index), the next 8 its [process](Entry::is_inherited), the next 4 the number
+    /// of [first calls](Entry::looked) that are left, and the lowest 4 belong to automatic mode.
     pub flags: u32,
-    /// By kind: see [`Kind`]. -1 for none.
+    /// What it refers to depends on the kind: see [`Kind`]. -1 for none.
     pub handle: c_int,
 }
 
@@ -59,8 +58,9 @@ const LOOKS: u32 = 0xf * LOOK;
 /// Forks between the process that loaded the library and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// In the child of fork(2): it can use its parent's rsockets in fork mode only, and may close them
-/// all at once without an intercepted call. So every call checks whether they are still there.
+/// Called in the child of fork(2). Makes the next calls on each inherited rsocket check that its
+/// placeholder is still open: a child may close all descriptors at once without an intercepted
+/// call.
 pub fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     for (_, slot) in ENTRIES.all() {
@@ -75,9 +75,9 @@ fn process() -> u32 {
 }
 
 impl Entry {
-    /// A new rsocket of this process. `flags` are bits for automatic mode.
+    /// Returns the entry of a new rsocket of this process. `flags` are bits for automatic mode.
     pub fn rsocket(rsocket: c_int, flags: u32) -> Entry {
-        /// Enough for programs that set O_NONBLOCK after a handshake.
+        /// Enough first calls for programs that set O_NONBLOCK after a handshake.
         const FIRST_CALLS: u32 = 8;
         Entry { kind: Kind::Socket, flags: flags | (FIRST_CALLS * LOOK) | process(), handle: rsocket }
     }
@@ -89,27 +89,28 @@ impl Entry {
         self.kind == Kind::Socket && self.flags & LOOKS == 0
     }
 
-    /// One of a socket's first calls has read the flags of the placeholder.
+    /// Returns the entry with one first call fewer: a call has read the flags of the placeholder.
     pub fn looked(self) -> Entry {
         Entry { flags: self.flags - LOOK, ..self }
     }
 
-    /// Whether an rsocket is one of the parent's.
+    /// Whether an rsocket was created by an ancestor of this process.
     pub fn is_inherited(self) -> bool {
         self.flags & PROCESS != process()
     }
 
-    /// The index of the descriptor among the numbers of its rsocket.
+    /// The index of the descriptor among the program's descriptors for its rsocket.
     pub fn index(self) -> u32 {
         self.flags >> INDEX_SHIFT
     }
 
-    /// For another number of the same rsocket.
+    /// Returns the entry for another descriptor of this rsocket.
     pub fn with_index(self, index: u32) -> Entry {
         Entry { flags: self.flags & ((1 << INDEX_SHIFT) - 1) | index << INDEX_SHIFT, ..self }
     }
 
-    /// As a word: kind, flags and handle from the top. 0 is no entry.
+    /// Packs an entry into a word: kind, flags and handle, from the most significant bits down. 0
+    /// means no entry.
     fn pack(entry: Option<Entry>) -> u64 {
         let Some(entry) = entry else { return 0 };
         (entry.kind as u64) << 56 | u64::from(entry.flags & 0xff_ffff) << 32 | u64::from(entry.handle as u32)
@@ -130,11 +131,12 @@ impl Entry {
     }
 }
 
-/// The `handle` of a socket that is being closed: never an open descriptor, so calls on it fail as
-/// on a closed one.
+/// The `handle` of a socket that is being closed. It is never an open descriptor, so calls on the
+/// socket fail with `EBADF`.
 pub const CLOSING: c_int = c_int::MAX;
 
-/// Descriptors below this are in the first chunk; each further chunk has as many as all before it.
+/// Descriptors below this are in the first chunk. Each further chunk is as long as all chunks
+/// before it together.
 const FIRST: usize = 1024;
 const CHUNKS: usize = 32 - FIRST.trailing_zeros() as usize;
 
@@ -145,7 +147,7 @@ pub struct Growing<T> {
 }
 
 impl<T: Plain> Growing<T> {
-    /// Allocates nothing.
+    /// Creates an array without memory.
     pub const fn new() -> Self {
         Growing { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
     }
@@ -161,14 +163,15 @@ impl<T: Plain> Growing<T> {
         Some((top + 1 - FIRST.trailing_zeros() as usize, number - (1 << top), 1 << top))
     }
 
-    /// The word of a descriptor, or `None` if [`Growing::get_or_grow`] was never called for one in
-    /// its chunk.
+    /// Returns the word of a descriptor, or `None` if its chunk has no memory yet
+    /// ([`Growing::get_or_grow`] allocates it).
     #[inline(always)]
     pub fn get(&self, fd: c_int) -> Option<&T> {
         let (chunk, index, _) = Self::index(fd)?;
         // Acquire: pairs with the store of the chunk, whose zeros become visible.
         let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
-        // SAFETY: a stored chunk is as long as its position says and is never freed.
+        // SAFETY: `index` is within the chunk: a stored chunk has the length that
+        // [`Growing::index`] says, and is never freed.
         (!start.is_null()).then(|| unsafe { &*start.add(index) })
     }
 
@@ -179,13 +182,14 @@ impl<T: Plain> Growing<T> {
             let len = FIRST << chunk.saturating_sub(1);
             let first = if chunk == 0 { 0 } else { len };
             let start = start.load(Ordering::Acquire);
-            // SAFETY: as for [`Growing::get`].
+            // SAFETY: `index` is below `len`, the length of this chunk, which is never freed.
             let word = move |index| ((first + index) as c_int, unsafe { &*start.add(index) });
             (0..if start.is_null() { 0 } else { len }).map(word)
         })
     }
 
-    /// The word of a descriptor, after allocating its chunk if need be: `ENOMEM`.
+    /// Returns the word of a descriptor, and allocates its chunk if needed. Fails with `ENOMEM`, or
+    /// with `EBADF` if `fd` is negative.
     pub fn get_or_grow(&self, fd: c_int) -> Result<&T, c_int> {
         let (chunk, _, len) = Self::index(fd).ok_or(EBADF)?;
         let chunk = self.chunks.get(chunk).ok_or(EBADF)?;
@@ -204,21 +208,22 @@ static ANY: AtomicBool = AtomicBool::new(false);
 static ENTRIES: Growing<AtomicU64> = Growing::new();
 static REFERENCES: Growing<AtomicU64> = Growing::new();
 
-/// Whether there was ever an entry. Until then a call costs this load only.
+/// Whether there was ever an entry. Until then an intercepted call only costs this load.
 ///
-/// Relaxed is enough: a thread gets a descriptor from another thread after that thread has put the
-/// entry in.
+/// Relaxed is enough: a thread that gets a descriptor from another thread synchronizes with it, and
+/// that thread has stored the entry before.
 #[inline(always)]
 pub fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// The process has descriptors of librdmacm's, which calls on other descriptors must not touch.
+/// Makes [`any`] return true from now on: the process has descriptors of librdmacm, which the
+/// program's calls must not close.
 pub fn expect_library_fds() {
     ANY.store(true, Ordering::Relaxed);
 }
 
-/// The entry of `fd`, or `None` for a descriptor of the kernel's.
+/// Returns the entry of `fd`, or `None` for a descriptor that belongs to the kernel alone.
 #[inline(always)]
 pub fn get(fd: c_int) -> Option<Entry> {
     if !any() {
@@ -236,12 +241,13 @@ pub fn each(mut call: impl FnMut(c_int, Entry)) {
     }
 }
 
-/// Makes room for `fd`, which [`swap`] and [`replace`] need: `ENOMEM`.
+/// Allocates the memory for the entry of `fd`, which [`swap`] and [`replace`] need. Fails with
+/// `ENOMEM`, or with `EBADF` if `fd` is negative.
 pub fn prepare(fd: c_int) -> Result<(), c_int> {
     ENTRIES.get_or_grow(fd).map(|_| ())
 }
 
-/// Gives `fd` another entry and returns the previous one.
+/// Stores another entry for `fd` and returns the previous one.
 pub fn swap(fd: c_int, new: Option<Entry>) -> Option<Entry> {
     if new.is_some() {
         ANY.store(true, Ordering::Relaxed);
@@ -251,7 +257,8 @@ pub fn swap(fd: c_int, new: Option<Entry>) -> Option<Entry> {
     Entry::unpack(slot?.swap(Entry::pack(new), Ordering::AcqRel))
 }
 
-/// Gives `fd` the entry `new` if it has `old`. Of several threads that try, one succeeds.
+/// Stores the entry `new` for `fd` if the current one is `old`. Returns whether it did: of several
+/// threads that try, one succeeds.
 pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
     if new.is_some() {
         ANY.store(true, Ordering::Relaxed);
@@ -260,25 +267,26 @@ pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
     slot.compare_exchange(Entry::pack(old), Entry::pack(new), Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
-/// The lower half of a word is the count of references to the rsocket descriptor, the upper half a
-/// bit for each index in use.
+/// The lower half of a word in `REFERENCES` counts the references to the rsocket descriptor. The
+/// upper half has a bit for each index in use.
 const INDEX_BITS: u32 = 32;
 
-/// The indices of the numbers of an rsocket.
+/// Number of different indices of the program's descriptors for one rsocket.
 pub const INDICES: usize = INDEX_BITS as usize;
 
-/// The index of all further numbers of an rsocket that has this many.
+/// The index that all further descriptors of an rsocket share once the lower ones are taken.
 const LAST_INDEX: u32 = 63 - INDEX_BITS;
 
-/// Sets the count of references of an rsocket descriptor to one: librdmacm has just returned it, or
-/// has not closed it. `index` is that of the descriptor that refers to it. Fails with `ENOMEM`.
+/// Sets the reference count of `rsocket` to one: librdmacm has just returned this descriptor, or
+/// has failed to close it. `index` is the index of the program's descriptor that refers to it.
+/// Fails with `ENOMEM`.
 pub fn first(rsocket: c_int, index: u32) -> Result<(), c_int> {
     REFERENCES.get_or_grow(rsocket)?.store(1 | 1 << (INDEX_BITS + index), Ordering::Release);
     Ok(())
 }
 
-/// Adds a reference to `rsocket`. Returns false if the last one is gone. Entries without a
-/// handle need none.
+/// Adds a reference to `rsocket`. Returns false if the last reference is gone, or if there are too
+/// many. Returns true for -1: entries without a handle need no references.
 pub fn hold(rsocket: c_int) -> bool {
     let Some(count) = REFERENCES.get(rsocket) else { return rsocket < 0 };
     let more = |now: u64| match now as u32 {
@@ -288,15 +296,15 @@ pub fn hold(rsocket: c_int) -> bool {
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
 }
 
-/// Drops a reference. Returns true if it was the last one: the caller closes `rsocket`.
+/// Drops a reference. Returns whether it was the last one: the caller then has to close `rsocket`.
 pub fn drop(rsocket: c_int) -> bool {
     let Some(count) = REFERENCES.get(rsocket) else { return false };
     let less = |now: u64| if now as u32 == 0 { None } else { Some(now - 1) };
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok_and(|before| before as u32 == 1)
 }
 
-/// Takes the lowest free index for another number of the rsocket `rsocket`. Epoll instances tell
-/// numbers of one rsocket apart by it, as the kernel's do.
+/// Takes the lowest free index for another descriptor of `rsocket`, and returns it. Epoll instances
+/// tell the descriptors of one rsocket apart by the index, as the kernel does by their numbers.
 pub fn index_of(rsocket: c_int) -> u32 {
     let Some(word) = REFERENCES.get(rsocket) else { return 0 };
     let lowest = |now: u64| (now >> INDEX_BITS).trailing_ones().min(LAST_INDEX);
@@ -319,7 +327,7 @@ mod tests {
         Some(Entry { kind: Kind::Socket, flags: 0, handle: rsocket })
     }
 
-    // Descriptors no test opens: the table is one for all tests of this program.
+    // Descriptors that no test opens: all tests of this program share one table.
     const FAR: c_int = 3_000_000;
 
     #[test]
@@ -411,7 +419,7 @@ mod tests {
         assert_eq!((entry.index(), entry.flags & 0xffff), (LAST_INDEX, 0xffff));
         assert_eq!(Entry::unpack(Entry::pack(Some(entry))), Some(entry));
         assert_eq!(entry.with_index(0).index(), 0);
-        // Indices are no references.
+        // Indices do not count as references.
         assert!(drop(rsocket));
         assert_eq!(index_of(CLOSING), 0);
     }

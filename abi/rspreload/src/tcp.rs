@@ -1,5 +1,5 @@
-//! Sockets of the kernel that may become rsockets: what has arrived on one, its options, its
-//! identity; and the rsocket in its place, which is bound with the errno values of TCP.
+//! TCP sockets of the kernel that may become rsockets: what has arrived on one, its options and its
+//! identity. Also how the rsocket is created and bound, with the errno values of TCP.
 
 use core::ffi::c_int;
 
@@ -23,29 +23,29 @@ pub fn is_silent(tcp: c_int) -> bool {
     peek(tcp, &mut [0], libc::MSG_DONTWAIT) == Err(EAGAIN)
 }
 
-/// poll(2) until `end`, over TCP sockets and rsockets. Returns false if nothing was ready by then.
+/// Calls poll(2) until `end`, for TCP sockets and rsockets. Returns whether one is ready.
 pub fn poll(fds: &mut [libc::pollfd], end: &Deadline) -> bool {
     loop {
         let count = rdma::poll(fds, end.left());
-        // A signal handler of the program does not end a decision, which has a deadline of its own.
+        // A signal handler of the program does not end the wait, which has its own deadline.
         if count >= 0 || errno::get() != libc::EINTR {
             return count > 0;
         }
     }
 }
 
-/// Whether the socket is a blocking one.
+/// Whether the socket is blocking.
 pub fn is_blocking(fd: c_int) -> bool {
     kernel::fcntl(fd, F_GETFL, 0) & O_NONBLOCK == 0
 }
 
-/// Whether the socket sends SIGIO.
+/// Whether the socket sends SIGIO (O_ASYNC).
 pub fn is_signalled(fd: c_int) -> bool {
     let flags = kernel::fcntl(fd, F_GETFL, 0);
     flags > 0 && flags & libc::O_ASYNC != 0
 }
 
-/// SO_RCVTIMEO or SO_SNDTIMEO in milliseconds, -1 if there is none.
+/// Returns SO_RCVTIMEO or SO_SNDTIMEO (`name`) in milliseconds, -1 if it is not set.
 pub fn timeout(fd: c_int, name: c_int) -> c_int {
     let time = kernel::get::<libc::timeval>(fd, (SOL_SOCKET, name)).map(|(time, _)| time);
     match time.map_or(0, |time| time.tv_sec.saturating_mul(1000).saturating_add(time.tv_usec / 1000)) {
@@ -54,7 +54,7 @@ pub fn timeout(fd: c_int, name: c_int) -> c_int {
     }
 }
 
-/// Returns the value of a socket option that is an int, or the first one of a structure of them.
+/// Returns the value of a socket option that is an int, or the first int of a structure.
 pub fn int(tcp: c_int, level: c_int, name: c_int) -> Option<c_int> {
     kernel::get::<c_int>(tcp, (level, name)).map(|(value, _)| value)
 }
@@ -64,7 +64,7 @@ pub fn family(fd: c_int) -> Option<c_int> {
     int(fd, SOL_SOCKET, libc::SO_DOMAIN)
 }
 
-/// Makes the kernel probe a silent peer after this many seconds.
+/// Makes the kernel probe the peer after it was silent for this many seconds.
 pub fn keep_alive(fd: c_int, seconds: c_int) {
     let _ = kernel::set(fd, (IPPROTO_TCP, libc::TCP_KEEPIDLE), &seconds);
     let _ = kernel::set(fd, (SOL_SOCKET, libc::SO_KEEPALIVE), &1);
@@ -77,7 +77,7 @@ pub const LAST_ACK: u8 = 9;
 pub const LISTEN: u8 = 10;
 pub const CLOSING: u8 = 11;
 
-/// The state of the connection, as in /proc/net/tcp: the first byte of `struct tcp_info`.
+/// The state of the connection as in /proc/net/tcp: the first byte of `struct tcp_info`.
 pub fn state(tcp: c_int) -> Option<u8> {
     int(tcp, IPPROTO_TCP, libc::TCP_INFO).map(|info| info.to_ne_bytes()[0])
 }
@@ -94,8 +94,8 @@ pub fn identity(fd: c_int) -> Option<u64> {
 
 // The rsocket that takes the place of a TCP socket.
 
-/// Makes an rsocket of the address's family and passes it to `use_it`. If that returns false the
-/// rsocket is closed, with `errno` left as `use_it` has set it.
+/// Creates an rsocket of the address's family and passes it to `use_it`. Returns the rsocket, or
+/// `None` with `errno` if that fails or `use_it` returns false; the rsocket is then closed.
 pub fn make_rsocket(name: &SockAddr, use_it: impl FnOnce(c_int) -> bool) -> Option<c_int> {
     let rsocket = rsocket::create(name.family(), SOCK_STREAM, 0);
     if rsocket < 0 {
@@ -108,19 +108,19 @@ pub fn make_rsocket(name: &SockAddr, use_it: impl FnOnce(c_int) -> bool) -> Opti
     None
 }
 
-/// The option that an rsocket takes before it is bound only.
+/// Copies SO_REUSEADDR, which an rsocket only accepts before it is bound.
 pub fn copy_reuse(tcp: c_int, rsocket: c_int) {
     copy_option(tcp, rsocket, (SOL_SOCKET, libc::SO_REUSEADDR));
 }
 
 fn copy_option(tcp: c_int, rsocket: c_int, option: (c_int, c_int)) {
-    // The largest structure among the options that are copied is a timeval.
+    // 16 bytes are enough: the largest of the copied options is a timeval.
     if let Some((value, len)) = kernel::get::<[c_int; 4]>(tcp, option) {
         let _ = rdma::set_bytes(rsocket, option, &value, len);
     }
 }
 
-/// The options that an rsocket takes when it is connected, too.
+/// Copies O_NONBLOCK and the options that an rsocket accepts after it is connected, too.
 pub fn copy_connected_options(tcp: c_int, rsocket: c_int) {
     const ALWAYS: [(c_int, c_int); 3] =
         [(IPPROTO_TCP, libc::TCP_NODELAY), (SOL_SOCKET, libc::SO_RCVTIMEO), (SOL_SOCKET, libc::SO_SNDTIMEO)];
@@ -130,8 +130,8 @@ pub fn copy_connected_options(tcp: c_int, rsocket: c_int) {
         (IPPROTO_TCP, libc::TCP_KEEPCNT),
         (SOL_SOCKET, libc::SO_KEEPALIVE),
     ];
-    // Keepalive and linger: TCP's defaults are not those of rsockets, so only what the program has
-    // turned on is copied.
+    // TCP and rsockets have different defaults for keepalive and linger, so these options are only
+    // copied if the program has turned them on.
     let is_on = |level, name| int(tcp, level, name).is_some_and(|value| value != 0);
     let keepalive = if is_on(SOL_SOCKET, libc::SO_KEEPALIVE) { &KEEPALIVE[..] } else { &[] };
     let linger = if is_on(SOL_SOCKET, libc::SO_LINGER) { &[(SOL_SOCKET, libc::SO_LINGER)][..] } else { &[] };
@@ -142,15 +142,15 @@ pub fn copy_connected_options(tcp: c_int, rsocket: c_int) {
 
 // Binding rsockets: with the errno values of TCP, and beside TCP.
 
-/// Binds an rsocket. Returns whether that was possible, otherwise with `errno`.
+/// Binds an rsocket. Returns whether it succeeded; sets `errno` otherwise.
 pub fn bind(rsocket: c_int, at: &SockAddr) -> bool {
     like_tcp(rdma::bind(rsocket, at), || Some(*at)) == 0
 }
 
-/// The result of binding an rsocket to a name.
+/// Returns `result`, that of binding an rsocket to `name`, with the errno of TCP.
 ///
 /// If the port is in use, and either address is a wildcard, the kernel's RDMA CM fails with
-/// EADDRNOTAVAIL, as for the address of another host. Programs expect EADDRINUSE for ports.
+/// EADDRNOTAVAIL, as it does for an address of another host. Programs expect EADDRINUSE.
 pub fn like_tcp(result: c_int, name: impl FnOnce() -> Option<SockAddr>) -> c_int {
     if result != 0 && errno::get() == EADDRNOTAVAIL && errno::keeping(|| name().is_some_and(|name| is_local(&name))) {
         return errno::fail(EADDRINUSE);
@@ -158,8 +158,8 @@ pub fn like_tcp(result: c_int, name: impl FnOnce() -> Option<SockAddr>) -> c_int
     result
 }
 
-/// Whether an address is this host's. bind(2) does not tell: with IP_FREEBIND or ip_nonlocal_bind
-/// it accepts the addresses of others.
+/// Whether an address belongs to this host. A bind(2) would not tell: with IP_FREEBIND or
+/// ip_nonlocal_bind it accepts the addresses of other hosts.
 fn is_local(name: &SockAddr) -> bool {
     let mut is_local = name.address().is_unspecified() || name.address().is_loopback();
     each_local(|local| is_local |= local.address() == name.address());
@@ -169,7 +169,7 @@ fn is_local(name: &SockAddr) -> bool {
 /// Calls `call` with each address of an interface that is up.
 pub fn each_local(mut call: impl FnMut(SockAddr)) {
     let mut list: *mut libc::ifaddrs = core::ptr::null_mut();
-    // SAFETY: the list is valid until it is freed; its addresses have the length of their family.
+    // SAFETY: the list is valid until it is freed, and each address is complete for its family.
     unsafe {
         if libc::getifaddrs(&raw mut list) != 0 {
             return;
@@ -189,12 +189,11 @@ pub fn each_local(mut call: impl FnMut(SockAddr)) {
     }
 }
 
-/// Whether rsockets can listen at a port on which TCP listens, at the local address of a
-/// connection.
+/// Whether rsockets can listen at a port on which TCP listens, at the local address `own`.
 ///
-/// They can't without RDMA, nor with soft-iWARP, whose listeners are TCP sockets of the kernel and
-/// conflict with the program's own. Both ends find this out in the same way, each with a TCP
-/// listener of the library's own. So neither waits for a peer that can't come.
+/// They cannot without RDMA, nor with soft-iWARP, whose listeners are kernel TCP sockets and
+/// conflict with the program's. Both ends of a connection test this, each with a TCP listener of
+/// the library, so neither end waits for a peer that cannot use RDMA.
 pub fn shares_port(own: &SockAddr) -> bool {
     let tcp = next_symbol::socket(own.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
     if tcp < 0 {
@@ -209,7 +208,7 @@ pub fn shares_port(own: &SockAddr) -> bool {
 fn can_listen(name: &SockAddr) -> bool {
     let mut can = false;
     let rsocket = make_rsocket(name, |rsocket| {
-        // Another rsocket may happen to have the port: then there are rsockets.
+        // If another rsocket has this port by chance, rsockets can listen.
         can = if bind(rsocket, name) { rsocket_abi::rlisten(rsocket, 1) == 0 } else { errno::get() == EADDRINUSE };
         true
     });

@@ -1,4 +1,5 @@
-//! Threads of the library's own, and what a thread holds while it has locked something.
+//! Locks, guards that disable cancellation and block signals, and the start of the library's
+//! threads.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +11,8 @@ pub use base::sleep::with_cleanup;
 
 use crate::errno;
 
-/// The thread cannot be cancelled until this is dropped: what it has locked would stay locked.
+/// Disables cancellation of the thread until the guard is dropped: what a cancelled thread has
+/// locked would stay locked.
 pub struct CancelDisabled {
     before: c_int,
 }
@@ -26,8 +28,8 @@ impl CancelDisabled {
         self.before != base::sleep::DISABLE
     }
 
-    /// Runs a call that waits, in which the thread may be cancelled if it could be before. Runs
-    /// `undo` then.
+    /// Runs a call that waits, with the cancelability that the thread had before the guard. Runs
+    /// `undo` if the thread is cancelled in the call.
     pub fn allow<T>(&self, undo: impl FnMut(), call: impl FnOnce() -> T) -> T {
         with_cleanup(undo, || {
             restore_state(self.before);
@@ -44,15 +46,15 @@ impl Drop for CancelDisabled {
     }
 }
 
-/// Runs a call in which the thread cannot be cancelled, but for what the call allows. A handler may
-/// leave it by longjmp(3): the setting is the program's again then.
+/// Runs `call` with cancellation disabled, except in [`CancelDisabled::allow`]. A signal handler
+/// may leave `call` by longjmp(3): this restores the program's setting, too.
 pub fn without_cancel<T>(call: impl FnOnce(&CancelDisabled) -> T) -> T {
     let cancel = CancelDisabled::new();
     with_cleanup(|| restore_state(cancel.before), || call(&cancel))
 }
 
-/// Blocks all signals of the thread until it is dropped: a handler might need what the thread has
-/// locked. Disables cancellation, too.
+/// Blocks all signals of the thread, and disables cancellation, until the guard is dropped: a
+/// signal handler might need what the thread has locked.
 pub struct SignalsBlocked {
     before: libc::sigset_t,
     /// Dropped before the signal mask is restored: a handler that runs then may leave by
@@ -62,7 +64,7 @@ pub struct SignalsBlocked {
 
 impl SignalsBlocked {
     pub fn new() -> SignalsBlocked {
-        // SAFETY: zeros are a set, and the sets live on this stack.
+        // SAFETY: all-zero bytes are a valid `sigset_t`, and both sets live until the calls return.
         unsafe {
             let (mut all, mut before) = (mem::zeroed(), mem::zeroed());
             libc::sigfillset(&raw mut all);
@@ -75,29 +77,29 @@ impl SignalsBlocked {
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
         self.cancel = None;
-        // SAFETY: a set that pthread_sigmask has filled in.
+        // SAFETY: `before` is a set that pthread_sigmask(3) has filled in.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
     }
 }
 
-/// Sleeps as long as a word has a value, for some seconds at most (0: for any time). Returns false
-/// when the time is over.
+/// Sleeps while the word is `value`, for at most `seconds` (0: no limit). A wake-up or a signal may
+/// end the sleep early. Returns false if the time is over.
 pub fn sleep_while(word: &AtomicU32, value: u32, seconds: i64) -> bool {
     let limit = libc::timespec { tv_sec: seconds, tv_nsec: 0 };
     futex_wait(word.as_ptr(), value, (seconds != 0).then_some(&limit)) == 0 || errno::get() != libc::ETIMEDOUT
 }
 
-/// Wakes the threads that sleep at a word.
+/// Wakes all threads that sleep at a word.
 pub fn wake_all(word: &AtomicU32) {
     futex_wake(word.as_ptr(), i32::MAX);
 }
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Threads may sleep.
+/// The lock is held, and threads may be waiting for it.
 const AWAITED: u32 = 2;
 
-/// A lock, held with all signals blocked, so that handlers may take it too.
+/// A lock that is held with all signals blocked, so that signal handlers may take it, too.
 pub struct Lock(AtomicU32);
 
 /// A [`Lock`] that is held until this is dropped.
@@ -124,7 +126,7 @@ impl Lock {
         Held { lock: self, _signals: signals }
     }
 
-    /// In a child of fork(2), which does not have the thread that may hold it.
+    /// Frees the lock in a child of fork(2): the thread that may have held it does not exist there.
     pub fn reset(&self) {
         self.0.store(FREE, Ordering::SeqCst);
     }
@@ -138,11 +140,11 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Starts a detached thread with all signals blocked: the program's handlers run in its own threads
-/// only. Returns false if the thread can't be created.
+/// Starts a detached thread with all signals blocked, so that the program's signal handlers run in
+/// its own threads only. Returns false if the thread cannot be created.
 pub fn start(run: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> bool {
     let _inherited = SignalsBlocked::new();
-    // SAFETY: the attributes live on this stack, and the argument is only handed to `run`.
+    // SAFETY: the attributes live until they are destroyed, and `argument` is only handed to `run`.
     unsafe {
         let (mut thread, mut attributes) = mem::zeroed();
         libc::pthread_attr_init(&raw mut attributes);
@@ -176,7 +178,7 @@ mod tests_of_thread {
     /// Whether the thread can be cancelled, and whether SIGUSR1 is blocked.
     fn state() -> (bool, bool) {
         let cancel = CancelDisabled::new();
-        // SAFETY: zeros are a set; it lives on this stack.
+        // SAFETY: all-zero bytes are a valid `sigset_t`, and `mask` lives until the calls return.
         unsafe {
             let mut mask: libc::sigset_t = mem::zeroed();
             libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut mask);

@@ -1,6 +1,5 @@
-//! A descriptor becomes another kind of socket: the lock under which its table entry and its
-//! membership in an epoll change together, the wait for the thread that decides, and what it
-//! becomes.
+//! A descriptor changes into another kind of socket: the lock under which its table entry and its
+//! epoll memberships change together, the wait for the thread that decides, and the change itself.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -12,25 +11,25 @@ use crate::table::{self, Entry, Kind};
 use crate::thread::{Held, Lock, sleep_while, wake_all};
 use crate::{errno, tcp};
 
-/// The descriptor that is changing, -1 if there is none.
+/// The descriptor that is changing; -1 if there is none.
 static MOVING: AtomicI32 = AtomicI32::new(-1);
 
 static LOCK: Lock = Lock::new();
 
-/// The lock while a descriptor moves.
+/// The lock, held while a descriptor changes.
 pub struct Moving {
     _held: Held<'static>,
 }
 
 impl Moving {
-    /// Waits for the lock.
+    /// Waits for the lock, and marks `fd` as changing.
     pub fn begin(fd: c_int) -> Moving {
         let held = LOCK.hold();
         MOVING.store(fd, Ordering::SeqCst);
         Moving { _held: held }
     }
 
-    /// In a child of fork(2).
+    /// Frees the lock in a child of fork(2), which does not have the thread that may hold it.
     pub fn reset() {
         MOVING.store(-1, Ordering::SeqCst);
         LOCK.reset();
@@ -43,7 +42,7 @@ impl Drop for Moving {
     }
 }
 
-/// Waits while `fd` is moving. Returns whether it was: its entry is another one then.
+/// Waits while `fd` is changing. Returns whether it was, so that its entry may be a new one.
 pub fn wait_for_move(fd: c_int) -> bool {
     let moves = MOVING.load(Ordering::SeqCst) == fd;
     if moves {
@@ -53,23 +52,23 @@ pub fn wait_for_move(fd: c_int) -> bool {
 }
 
 /// How long a thread waits for another thread's decision, in seconds: longer than any decision
-/// takes. The other thread may have been one of the parent, from before fork(2).
+/// takes. In a child of fork(2) the other thread may exist in the parent only.
 const DECISION_TIMEOUT: i64 = 60;
 
-/// Decisions so far: a futex.
+/// Number of decisions so far. Threads wait for it as a futex.
 static DECISIONS: AtomicU32 = AtomicU32::new(0);
 
-/// The number of decisions so far, for [`wait`].
+/// Returns the number of decisions so far, for [`wait`].
 pub fn count() -> u32 {
     DECISIONS.load(Ordering::SeqCst)
 }
 
-/// Waits for the decision after `seen`. Returns false if waiting any longer makes no sense.
+/// Waits for a decision after the first `seen` ones. Returns false on a time-out.
 pub fn wait(seen: u32) -> bool {
     sleep_while(&DECISIONS, seen, DECISION_TIMEOUT)
 }
 
-/// Waits until `fd` has another entry, or until the longest handshake must be over.
+/// Waits until `fd` has an entry other than `entry`, or until a wait times out.
 pub fn wait_for_change(fd: c_int, entry: Entry) {
     loop {
         let decisions = count();
@@ -88,20 +87,20 @@ pub fn announce() {
 /// What a call is about to do with a socket that is not decided yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Intent {
-    /// Sends: must not wait for ever for a word that may not come.
+    /// Sends: must not wait without a limit for a message from the peer.
     Send,
-    /// Sends what there is room for (MSG_DONTWAIT).
+    /// Sends what there is space for (MSG_DONTWAIT).
     SendNow,
-    /// Shuts down; otherwise like sending.
+    /// Shuts down. Otherwise like [`Intent::Send`].
     Shutdown,
-    /// Receives: waits as long as receiving would.
+    /// Receives: may wait as long as the receiving call would.
     Receive,
     /// Receives what is available (MSG_DONTWAIT).
     ReceiveNow,
 }
 
 impl Intent {
-    /// Whether the call waits if the socket is a blocking one.
+    /// Whether the call waits if the socket is blocking.
     pub fn waits(self) -> bool {
         !matches!(self, Intent::ReceiveNow | Intent::SendNow)
     }
@@ -114,29 +113,29 @@ impl Intent {
 
 // Entries of automatic mode in the table.
 
-/// The bit of an entry for rsockets of automatic mode.
+/// Bit in the flags of an entry: an rsocket of automatic mode.
 pub const AUTO: u32 = 1;
 
-/// The bit of an entry whose program's socket is of IPv6, and whose rsocket is of IPv4.
+/// Bit in the flags of an entry: the program's socket is IPv6, and its rsocket is IPv4.
 pub const MAPPED: u32 = AUTO << 1;
 
-/// Whether an rsocket is one of automatic mode: its descriptor is a socket of the kernel.
+/// Whether an rsocket belongs to automatic mode: its placeholder is a TCP socket of the connection.
 pub fn is_auto(entry: Entry) -> bool {
     entry.flags & AUTO != 0
 }
 
-/// Whether an entry is of a descriptor that stands for this rsocket of automatic mode.
+/// Whether `entry` belongs to a descriptor for `rsocket`, an rsocket of automatic mode.
 pub fn is_number_of(rsocket: c_int, entry: Entry) -> bool {
     entry.kind == Kind::Socket && entry.handle == rsocket && is_auto(entry)
 }
 
-// What follows from an attempt: the descriptor becomes the rsocket, or TCP is connected.
+// The result of an attempt: the descriptor becomes an rsocket, or TCP is connected.
 
 /// Makes the descriptor stand for the connected rsocket `rsocket`, with the options of the TCP
-/// socket, if it has the entry `before`. `copy` is the descriptor or a duplicate of it, `flags` are
-/// [`AUTO`] or 0.
+/// socket, if its entry is `before`. `copy` is the descriptor or a duplicate of it, `flags` is
+/// [`AUTO`] or 0. Returns false without memory, or if the entry is another one.
 pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, rsocket: c_int, flags: u32) -> bool {
-    // Also makes it a blocking one, if the TCP socket is.
+    // This copies O_NONBLOCK, too.
     tcp::copy_connected_options(copy, rsocket);
     let is_mapped =
         tcp::family(copy) == Some(AF_INET6) && rdma::peer(rsocket).is_some_and(|peer| peer.family() == AF_INET);
@@ -151,13 +150,13 @@ pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, rsocket: c_
     done
 }
 
-/// Begins to connect the TCP socket, for the program that waits for it.
+/// Starts to connect the TCP socket without waiting; the program waits for it.
 pub fn connect_tcp(copy: c_int, to: &SockAddr) {
     let family = tcp::family(copy).unwrap_or(AF_INET);
     let to = to.in_family(family);
     errno::keeping(|| {
         let flags = kernel::fcntl(copy, F_GETFL, 0);
-        // The program may have changed it meanwhile.
+        // The program may have changed O_NONBLOCK meanwhile.
         kernel::fcntl(copy, F_SETFL, flags | O_NONBLOCK);
         kernel::connect(copy, &to);
         if flags & O_NONBLOCK == 0 {

@@ -1,11 +1,10 @@
-//! connect(2) of a TCP socket in automatic mode: an attempt to connect by RDMA, and what follows
-//! from its end.
+//! connect(2) on a TCP socket in automatic mode: attempts to connect over RDMA, and falls back to
+//! TCP.
 //!
-//! A non-blocking socket whose attempt is under way has a slot, and the thread of [`super::thread`]
-//! makes the attempt. The table entry of the program's descriptor has the slot's ticket as its
-//! `rsocket`. No other socket gets the same one, so the result reaches the descriptor only as long
-//! as it is this socket's. The thread works on a duplicate of the TCP descriptor, so the program
-//! may close its own.
+//! The attempt of a non-blocking socket has a slot, and is made by the thread of [`super::thread`].
+//! The `handle` of the descriptor's table entry is the slot's ticket, which differs for each
+//! attempt: the result of an attempt reaches the descriptor only if the entry still has its ticket.
+//! The thread works on a duplicate of the TCP descriptor, so the program may close its own.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr};
@@ -30,14 +29,14 @@ use crate::thread::{Lock, SignalsBlocked};
 use crate::transition::Moving;
 use crate::{config, errno, next_symbol, open_fds, process, rsocket, table, tcp, transition};
 
-/// connect(2).
+/// connect(2), over RDMA or TCP.
 ///
 /// # Safety
-/// As connect(2).
+/// `addr` is NULL or readable for `len` bytes.
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: as for this function.
+    // SAFETY: `addr` is NULL or has `len` bytes: guaranteed by the caller.
     let next = || unsafe { next_symbol::connect(fd, addr, len) };
-    // SAFETY: `addr` has `len` bytes: guaranteed by the caller.
+    // SAFETY: `addr` is NULL or has `len` bytes: guaranteed by the caller.
     let Some(to) = (unsafe { SockAddr::read(addr, len) }) else { return next() };
     let (given, to) = (to, to.of_device());
     let mut limit = None;
@@ -59,11 +58,11 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     }
 }
 
-/// Makes a call with what is left of SO_SNDTIMEO.
+/// Makes a call with SO_SNDTIMEO reduced to the time until `limit`, and restores the option.
 fn before(fd: c_int, limit: &Deadline, call: impl FnOnce() -> c_int) -> c_int {
     const NAME: (c_int, c_int) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);
     let Some((programs, _)) = kernel::get::<libc::timeval>(fd, NAME) else { return call() };
-    // 0 is no limit.
+    // At least 1, since a timeout of 0 is no limit.
     let left = i64::from(limit.left().max(1));
     let rest = libc::timeval { tv_sec: left / 1000, tv_usec: left % 1000 * 1000 };
     let _ = kernel::set(fd, NAME, &rest);
@@ -75,10 +74,11 @@ fn before(fd: c_int, limit: &Deadline, call: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// Connects by RDMA. Returns `Ok` with the errno of connect(2), if any; otherwise the reason for
-/// TCP, which is `None` where the kernel decides alone. `given` is the destination as the program
-/// has it, `to` as rsockets have it. `limit` is set if an attempt has used time of a limited
-/// call. `cancel` is allowed where the attempt is waited for.
+/// Connects over RDMA. Returns `Ok` with the errno of connect(2), or with `None` if connected;
+/// otherwise the reason for TCP, or `None` where there is nothing to log. `given` is the
+/// destination that the program has passed, `to` has an IPv4-mapped address as IPv4. Before an
+/// attempt, sets `limit` to the deadline that SO_SNDTIMEO gives. `cancel` allows cancellation
+/// during a wait.
 fn by_rdma(
     fd: c_int,
     given: &SockAddr,
@@ -88,7 +88,7 @@ fn by_rdma(
 ) -> Result<Option<c_int>, Option<Reason>> {
     let ruled_out = route::ruled_out(to);
     if ruled_out.is_err() && !crate::config::logs() {
-        // What the socket is need not be asked.
+        // Nothing is logged, so the kind of socket does not matter.
         return Err(None);
     }
     if !route::is_candidate(fd, to.family()) || is_connected(fd) || !has_address(fd, given, to) {
@@ -97,7 +97,7 @@ fn by_rdma(
     log::problems();
     ruled_out?;
     route::allows_rdma(fd, to)?;
-    // Before the attempt: it may have succeeded by the time that it is given up.
+    // Before the attempt, which cannot be given up once it has succeeded.
     Reason::NotOwn.unless(members::are_known(fd))?;
     Reason::Instances.unless(!members::are_too_many(fd))?;
     Reason::Descriptors.unless(connections::has_room(false))?;
@@ -119,7 +119,7 @@ fn by_rdma(
         return Err(Some(reason));
     }
     report_success(rsocket, to);
-    // Otherwise an instance would report the kernel's socket, which is not connected.
+    // The epoll instances would report the kernel socket, which is not connected.
     members::leave(fd);
     let connected = transition::become_rsocket(fd, fd, None, rsocket, transition::AUTO);
     members::join(fd);
@@ -137,16 +137,16 @@ fn has_address(fd: c_int, given: &SockAddr, to: &SockAddr) -> bool {
     tcp::family(fd) == Some(given.family()) && (given.family() == to.family() || !v6only())
 }
 
-/// Whether the socket has been connected, connects, or listens: connect(2) is the kernel's then.
+/// Whether the socket is connected, connects, or listens: only the kernel handles connect(2) then.
 fn is_connected(fd: c_int) -> bool {
     tcp::state(fd).is_some_and(|state| state != tcp::CLOSED)
 }
 
-/// How long a rejection of RDMA is remembered where TCP was not connected yet.
+/// How long a rejection over RDMA is remembered if the result of TCP is not known yet.
 const REJECTED_SECONDS: u64 = 2;
 
-/// Begins to connect an rsocket in place of the TCP socket `fd`. Returns its descriptor; it is a
-/// non-blocking one.
+/// Begins to connect a non-blocking rsocket in place of the TCP socket `fd`. Returns the rsocket's
+/// descriptor, or the reason for TCP.
 pub fn begin(fd: c_int, to: &SockAddr) -> Result<c_int, Reason> {
     let mut error = 0;
     let rsocket = tcp::make_rsocket(to, |rsocket| {
@@ -161,15 +161,15 @@ fn connect_rsocket(fd: c_int, rsocket: c_int, to: &SockAddr) -> bool {
     route::copy_early_options(fd, rsocket);
     tcp::copy_reuse(fd, rsocket);
     rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK);
-    // The program's own choice, port included.
+    // Bind to the address and port that the program has chosen.
     if route::bound(fd).is_some_and(|own| rdma::bind(rsocket, &in_family(&own, to)) != 0) {
         return false;
     }
     rdma::connect(rsocket, to) == 0 || errno::get() == EINPROGRESS
 }
 
-/// The program's own address for a destination: sockets of IPv6 have the wildcard address for both
-/// families.
+/// Returns the program's local address in the family of the destination: the wildcard address of an
+/// IPv6 socket covers both families.
 fn in_family(own: &SockAddr, to: &SockAddr) -> SockAddr {
     match to.address() {
         IpAddr::V4(_) if own.address().is_unspecified() => SockAddr::new(Ipv4Addr::UNSPECIFIED.into(), own.port()),
@@ -177,8 +177,8 @@ fn in_family(own: &SockAddr, to: &SockAddr) -> SockAddr {
     }
 }
 
-/// Waits for the end of an attempt, at most half of the time until `limit`: the rest is left to
-/// TCP. A signal does not end it.
+/// Waits for the end of an attempt, at most for half of the time until `limit`: the rest is left to
+/// TCP. A signal does not end the wait.
 pub fn wait(rsocket: c_int, to: &SockAddr, limit: Option<&Deadline>) -> Result<(), Reason> {
     let mut fds = [pollfd { fd: rsocket, events: POLLOUT, revents: 0 }];
     let end = Deadline::after(config::timeout());
@@ -187,22 +187,22 @@ pub fn wait(rsocket: c_int, to: &SockAddr, limit: Option<&Deadline>) -> Result<(
         None if tcp::poll(&mut fds, &end) => result(rsocket, to),
         None => expire(rsocket, to),
         Some(half) if tcp::poll(&mut fds, &half) => result(rsocket, to),
-        // The host had less time than others: nothing is remembered of it.
+        // The host had less than the configured time, so its silence is not remembered.
         Some(_) => cancel_for(rsocket, Reason::Silent),
     }
 }
 
-/// The time of an attempt is over.
+/// Cancels an attempt whose time is over. Returns `Ok` if the attempt has succeeded meanwhile.
 pub fn expire(rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
     if cancel(rsocket) { Err(ended(to, ETIMEDOUT)) } else { Ok(()) }
 }
 
-/// Cancels an attempt. Returns false if it has succeeded meanwhile: the peer has the connection.
+/// Cancels an attempt. Returns false if the attempt has succeeded meanwhile.
 fn cancel(rsocket: c_int) -> bool {
     rsocket::set_library_option(rsocket, base::private::CANCEL) != Err(libc::EISCONN)
 }
 
-/// Cancels an attempt for a reason, unless it has succeeded meanwhile.
+/// Cancels an attempt and fails with `reason`, unless the attempt has succeeded meanwhile.
 pub fn cancel_for(rsocket: c_int, reason: Reason) -> Result<(), Reason> {
     if cancel(rsocket) { Err(reason) } else { Ok(()) }
 }
@@ -216,18 +216,18 @@ pub fn result(rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
     }
 }
 
-/// The program's connect(2) returns the success of an attempt: the next one fails with `EISCONN`.
+/// Notes that the program learns of an attempt's success: its next connect(2) fails with `EISCONN`.
 pub fn report_success(rsocket: c_int, to: &SockAddr) {
     errno::keeping(|| rdma::connect(rsocket, to));
 }
 
-/// An attempt has failed: why, and what is remembered. That nobody listens is remembered when TCP
-/// has been accepted there ([`accepted_by_tcp`]).
+/// Returns why an attempt has failed, and remembers a host that did not answer. Rejections are
+/// remembered by [`accepted_by_tcp`] and [`rejected`].
 pub fn ended(to: &SockAddr, error: c_int) -> Reason {
     match error {
         ECONNREFUSED => Reason::Rejected,
-        // This end has no port, fitting address, descriptor, memory or permission: of the host that
-        // says nothing. Or the host has answered, and a server that is ending has closed then.
+        // These errors say nothing about the host: this end lacks a port, address, descriptor,
+        // memory or permission, or the host has answered, and its server was closing.
         ECONNRESET | ECONNABORTED | EADDRINUSE | EADDRNOTAVAIL | EAFNOSUPPORT | EINVAL | EMFILE | ENFILE | ENOMEM
         | ENOBUFS | EAGAIN | EPERM | EACCES => Reason::Failed(error),
         _ => {
@@ -237,15 +237,15 @@ pub fn ended(to: &SockAddr, error: c_int) -> Reason {
     }
 }
 
-/// TCP is connected where RDMA was not.
+/// Called when TCP is connected. If the port has rejected RDMA, remembers this.
 pub fn accepted_by_tcp(to: &SockAddr, reason: Reason) {
     if reason == Reason::Rejected {
         route::remember(Subject::Port(to.address(), to.port()), Outcome::Rejected);
     }
 }
 
-/// RDMA was rejected, and TCP is about to be tried: whether somebody listens there by it is not
-/// known yet. Clients that try again and again until a server listens find it by RDMA soon.
+/// Called when RDMA was rejected and TCP is about to be tried. Remembers the rejection for a short
+/// time only: a client that retries until the server has started must soon try RDMA again.
 pub fn rejected(to: &SockAddr) {
     route::remember_for(REJECTED_SECONDS, Subject::Port(to.address(), to.port()), Outcome::Rejected);
 }
@@ -253,15 +253,15 @@ pub fn rejected(to: &SockAddr) {
 /// The most attempts of a process at a time.
 pub const MAX_ATTEMPTS: usize = 256;
 
-/// How long a slot is not used again if there are others, in nanoseconds.
+/// How long a slot is not reused while others are free, in nanoseconds.
 const REST: i64 = 20_000_000;
 
 static SLOTS: [Attempt; MAX_ATTEMPTS] = [const { Attempt::new() }; MAX_ATTEMPTS];
 
-/// The slots behind this index have never been used: close(2) need not look at them.
+/// Only this many slots, from the first on, have ever been used.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
-/// Guards the membership in epoll instances.
+/// Held while epoll_ctl(2) changes the record of a socket whose attempt is under way.
 static LOCK: Lock = Lock::new();
 
 const FREE: u32 = 0;
@@ -269,16 +269,16 @@ const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
 const READY: u32 = 2;
 
-/// An attempt.
+/// A slot for the attempt of a non-blocking socket.
 pub struct Attempt {
     state: AtomicU32,
     ticket: AtomicI32,
     /// The program's descriptor.
     fd: AtomicI32,
-    /// The duplicate, plus one; 0 for none.
+    /// The duplicate of the TCP descriptor, plus one; 0 for none.
     tcp: AtomicI32,
     rsocket: AtomicI32,
-    /// The end of the attempt, on the monotonic clock.
+    /// When the attempt times out, on the monotonic clock.
     end: AtomicU64,
     to: AtomicName,
     /// An eventfd that is readable once the attempt has ended, plus one; made once.
@@ -302,7 +302,7 @@ impl Attempt {
         }
     }
 
-    /// Takes the slot from those that would do so from the same state.
+    /// Changes the state to `CLAIMED` if it is `from`. Returns whether this call has changed it.
     fn claim(&self, from: u32) -> bool {
         self.state.compare_exchange(from, CLAIMED, SeqCst, SeqCst).is_ok()
     }
@@ -327,7 +327,7 @@ impl Attempt {
         left.div_ceil(1_000_000) as c_int
     }
 
-    /// The ticket, or that of the attempt before.
+    /// The ticket of the current or the last attempt.
     pub fn ticket(&self) -> c_int {
         self.ticket.load(SeqCst)
     }
@@ -348,20 +348,20 @@ impl Attempt {
         self.entry().is_none()
     }
 
-    /// Ends the attempt unless another thread does: with RDMA, or TCP and a reason.
+    /// Ends the attempt with its result, or the reason for TCP, unless another thread ends it.
     pub fn finish(&self, result: Result<(), Reason>) {
-        // A handler that waited for this thread to go on would wait for ever.
+        // A signal handler on this thread that waited for the end of the attempt would deadlock.
         let signals = SignalsBlocked::new();
         if !self.claim(READY) {
             return;
         }
         let (fd, copy, rsocket) = (self.fd.load(SeqCst), self.tcp(), self.rsocket());
         let to = self.to();
-        // Until the descriptor is a member of its epoll instance again.
+        // Held until the descriptor is a member of its epoll instances again.
         let moving = Moving::begin(fd);
         let entry = self.entry().filter(|&entry| {
-            // Otherwise the descriptor was closed without an intercepted call, and is another file
-            // now.
+            // If not, the descriptor was closed by a call that is not intercepted, and refers to
+            // another file now.
             let is_same = tcp::identity(fd) == tcp::identity(copy);
             if !is_same {
                 table::replace(fd, Some(entry), None);
@@ -379,28 +379,28 @@ impl Attempt {
             rsocket::close(rsocket);
         }
         if let (Some(entry), Some(to)) = (entry, to) {
-            // Before the program learns the result: the line of its close(2) comes later.
+            // Log before the program learns the result and can log its close(2).
             log::connection(fd, &to, result.err().unwrap_or(Reason::Connected));
             if result.is_err() {
                 transition::connect_tcp(copy, &to);
                 if result == Err(Reason::Rejected) {
                     rejected(&to);
                 }
-                // Before the program learns the result: it may close the socket, and bind another
-                // one to its port.
+                // Close the duplicate before the program learns the result: the program may close
+                // its socket, and bind another one to the port.
                 self.close_tcp();
                 table::replace(fd, Some(entry), None);
             }
         }
         self.close_tcp();
-        // A thread in `control` has changed the record by then.
+        // Waits for a thread in `control` that is changing the record.
         drop(LOCK.hold());
         if entry.is_some() {
             members::join(fd);
         }
         drop(moving);
         drop(signals);
-        // Those who poll the socket.
+        // Wakes the threads that poll the socket.
         errno::keeping(|| open_fds::signal_eventfd(self.done.load(SeqCst) - 1));
         transition::announce();
         self.free();
@@ -412,14 +412,15 @@ impl Attempt {
         self.state.store(FREE, SeqCst);
     }
 
-    /// Whether waiters had time to see the end of the last attempt: the next one clears the
+    /// Whether waiters had time to see the end of the last attempt: the next attempt clears the
     /// eventfd.
     fn has_rested(&self) -> bool {
         let freed = self.freed.load(SeqCst);
         freed == 0 || process::now() - freed > REST
     }
 
-    /// Makes the eventfd, or takes back what the last attempt has left in it.
+    /// Creates the eventfd, or clears it after the last attempt. Returns false if it cannot be
+    /// created.
     fn reset_done(&self) -> bool {
         if self.done.load(SeqCst) == 0 {
             let new = open_fds::create_eventfd();
@@ -436,7 +437,7 @@ pub fn ready() -> impl Iterator<Item = &'static Attempt> {
     SLOTS.iter().take(HIGHEST.load(SeqCst)).filter(|slot| slot.state.load(SeqCst) == READY)
 }
 
-/// The slot that an entry's ticket names.
+/// The slot of an entry's ticket, or `None` if the slot has another ticket now.
 fn of(entry: Entry) -> Option<&'static Attempt> {
     let slot = SLOTS.get(usize::try_from(entry.handle).ok()? % MAX_ATTEMPTS)?;
     (slot.ticket() == entry.handle).then_some(slot)
@@ -463,8 +464,7 @@ pub fn submit(fd: c_int, rsocket: c_int, to: &SockAddr, end: &Deadline) -> Resul
     slot.end.store(end.end() as u64, SeqCst);
     slot.to.store(to);
     let entry = Entry { kind: Kind::Connecting, flags: 0, handle: ticket };
-    // A handler that interrupted this, and used the descriptor, would wait for the attempt to
-    // begin.
+    // A signal handler that used the descriptor now would wait for an attempt that cannot begin.
     let signals = SignalsBlocked::new();
     table::swap(fd, Some(entry));
     members::leave(fd);
@@ -476,12 +476,13 @@ pub fn submit(fd: c_int, rsocket: c_int, to: &SockAddr, end: &Deadline) -> Resul
     Ok(())
 }
 
-/// The eventfd that stands for the socket in poll(2).
+/// The eventfd that stands for the socket in poll(2), -1 if the attempt has ended.
 pub fn done(entry: Entry) -> c_int {
     of(entry).map_or(-1, |slot| slot.done.load(SeqCst) - 1)
 }
 
-/// epoll_ctl(2) on a descriptor whose attempt is under way. Returns `None` if it has ended.
+/// epoll_ctl(2) on a descriptor whose attempt is under way. Returns the result, or `None` if the
+/// attempt has ended and the caller must make the call again.
 pub fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<epoll_event>) -> Option<c_int> {
     let slot = of(entry)?;
     let held = LOCK.hold();
@@ -505,14 +506,14 @@ pub fn abandon(entry: Entry) {
     thread::wake();
 }
 
-/// The program gives the attempt up: the socket becomes TCP at once.
+/// Gives up the attempt: the socket becomes TCP, unless the attempt has succeeded meanwhile.
 pub fn stay_tcp(entry: Entry) {
     if let Some(slot) = of(entry) {
         slot.finish(Err(Reason::SocketShared));
     }
 }
 
-/// In a child of fork(2): the attempts are the parent's.
+/// In a child of fork(2): removes the attempts, which are the parent's.
 pub fn in_child() {
     LOCK.reset();
     for slot in &SLOTS {
@@ -520,7 +521,7 @@ pub fn in_child() {
             if let Some(entry) = slot.entry() {
                 table::replace(slot.fd.load(SeqCst), Some(entry), None);
             }
-            // The child's copy.
+            // Closes the child's copy: the parent goes on with the attempt.
             rsocket::close(slot.rsocket());
             slot.free();
         }

@@ -1,5 +1,7 @@
-//! The rsockets of this process that have a stand-in: a slot in the memory that the family shares
-//! ([`super::shared`]), and here what only this process can use.
+//! The RDMA connections of this process that have a stand-in: a TCP connection within the host
+//! between the program's descriptor and this process. An index names the connection's slot in the
+//! memory that processes share ([`super::shared`]), and the fields here, which are this process's
+//! own.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
@@ -19,15 +21,15 @@ use crate::transition::{self, Moving};
 use crate::transition::{is_auto, is_number_of};
 use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi, table, tcp};
 
-/// What only this process can use. Descriptors are stored plus one; 0 for none.
+/// The fields of an index. Descriptors are stored plus one; 0 for none.
 struct Private {
     rsocket: AtomicI32,
     stand_in: AtomicI32,
-    /// The stand-in had been accepted when it was last looked at ([`is_lost`]).
+    /// Whether the stand-in had been accepted at the last check ([`is_lost`]).
     accepted: AtomicBool,
-    /// The program's descriptors are or become the kernel's ([`start_forwarding`]).
+    /// [`start_forwarding`] was called: the program's descriptors are or become TCP sockets.
     demoted: AtomicBool,
-    /// The slot's generation. In a child of fork(2) the slot may have got another connection.
+    /// The slot's generation. In a child of fork(2) the slot may have another connection by now.
     generation: AtomicU32,
 }
 
@@ -46,9 +48,9 @@ pub struct Bits([AtomicU64; MAX_SLOTS / 64]);
 
 /// The indexes in use.
 pub static USED: Bits = Bits::new();
-/// Those whose stand-ins wait for accept(2), or did when they were last looked at.
+/// The indexes whose stand-ins wait for accept(2), or did at the last check.
 pub static SENT: Bits = Bits::new();
-/// Those whose connections a child of this process may use.
+/// The indexes whose connections a child of this process may use.
 pub static FORKED: Bits = Bits::new();
 
 impl Bits {
@@ -56,12 +58,12 @@ impl Bits {
         Bits([const { AtomicU64::new(0) }; MAX_SLOTS / 64])
     }
 
-    /// Returns whether the index was new.
+    /// Adds an index. Returns whether it was new.
     pub fn set(&self, index: usize) -> bool {
         self.0.get(index / 64).is_some_and(|word| word.fetch_or(1 << (index % 64), SeqCst) >> (index % 64) & 1 == 0)
     }
 
-    /// Returns whether the index was there.
+    /// Removes an index. Returns whether the set had it.
     pub fn clear(&self, index: usize) -> bool {
         self.0.get(index / 64).is_some_and(|word| word.fetch_and(!(1 << (index % 64)), SeqCst) >> (index % 64) & 1 != 0)
     }
@@ -92,24 +94,24 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Number of connections that this process forwards.
 pub static FORWARDED: AtomicUsize = AtomicUsize::new(0);
 
-/// How many ports are tried for a stand-in until one has a slot. With three of four slots taken
-/// about one of six tries fails.
+/// How many ports are tried for a stand-in until one has a free slot. With three of four slots
+/// taken, about one of six ports has none.
 const PORT_TRIES: usize = 20;
 
-/// By number of an rsocket: its index plus one.
+/// By rsocket descriptor: its index plus one.
 static INDEX_OF: Growing<AtomicU32> = Growing::new();
 
-/// The index of an rsocket.
+/// The index of an rsocket, or `None` if it has no stand-in.
 fn index_of(rsocket: c_int) -> Option<usize> {
     (INDEX_OF.get(rsocket)?.load(SeqCst) as usize).checked_sub(1)
 }
 
-/// The rsocket of an index.
+/// The rsocket of an index, -1 for none.
 pub fn rsocket(index: usize) -> c_int {
     PRIVATE.get(index).map_or(-1, |private| private.rsocket.load(SeqCst) - 1)
 }
 
-/// This process's end of the stand-in.
+/// This process's end of the stand-in of an index, -1 for none.
 pub fn stand_in(index: usize) -> c_int {
     PRIVATE.get(index).map_or(-1, |private| private.stand_in.load(SeqCst) - 1)
 }
@@ -119,7 +121,7 @@ pub fn generation(index: usize) -> u32 {
     PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst))
 }
 
-/// Enters an rsocket and its stand-in, for which a slot was claimed.
+/// Enters an rsocket and its stand-in, for which a slot was claimed. Returns false without memory.
 pub fn enter(index: usize, rsocket: c_int, stand_in: c_int) -> bool {
     let (Some(private), Ok(word)) = (PRIVATE.get(index), INDEX_OF.get_or_grow(rsocket)) else { return false };
     private.rsocket.store(rsocket + 1, SeqCst);
@@ -135,15 +137,15 @@ pub fn enter(index: usize, rsocket: c_int, stand_in: c_int) -> bool {
     true
 }
 
-/// The most connections of a process that come by RDMA. The other slots are for those that are
-/// established when there are as many, for those that children get, and for other processes.
+/// The number of connections at which a process stops accepting over RDMA. The other slots are for
+/// handshakes that are under way then, for connections that children get, and for other processes.
 const MOST: usize = MAX_SLOTS / 4 * 3;
 
-/// A listener has no room.
+/// Whether [`has_room`] has returned false, so that the thread must be woken when a slot is freed.
 static FULL: AtomicBool = AtomicBool::new(false);
 
-/// Whether another connection may use RDMA, and whether a listener that was full may take one
-/// again. Asked before a handshake is answered.
+/// Whether another connection may use RDMA. A listener that was full needs more room than others to
+/// begin again. Called before a handshake is answered.
 pub fn has_room(was_full: bool) -> bool {
     let count = COUNT.load(SeqCst);
     let has_room = is_room(count, was_full) && open_fds::has_room(count, FORWARDED.load(SeqCst), was_full);
@@ -157,7 +159,7 @@ pub fn is_room(count: usize, was_full: bool) -> bool {
     count < if was_full { MOST / 3 * 2 } else { MOST }
 }
 
-/// Ends what the index was used for, but for the rsocket itself.
+/// Frees an index and its slot, and resets the stand-in. The rsocket stays open.
 pub fn leave(index: usize) {
     let Some(private) = PRIVATE.get(index) else { return };
     if let Some(word) = INDEX_OF.get(private.rsocket.swap(0, SeqCst) - 1) {
@@ -166,7 +168,7 @@ pub fn leave(index: usize) {
     SENT.clear(index);
     FORKED.clear(index);
     if USED.clear(index) && COUNT.fetch_sub(1, SeqCst) > 0 && FULL.swap(false, SeqCst) {
-        // There is room again, perhaps.
+        // A listener may have room again.
         thread::wake();
     }
     close_stand_in(private.stand_in.swap(0, SeqCst) - 1);
@@ -175,7 +177,7 @@ pub fn leave(index: usize) {
     }
 }
 
-/// Ends the stand-in of an index in order, after the data.
+/// Frees an index, and closes the stand-in in order, after its data.
 pub fn leave_in_order(index: usize) {
     if let Some(private) = PRIVATE.get(index) {
         open_fds::close(private.stand_in.swap(0, SeqCst) - 1);
@@ -183,8 +185,8 @@ pub fn leave_in_order(index: usize) {
     leave(index);
 }
 
-/// Whether a process has accepted the stand-in of an index that does not know what it is: it was
-/// accepted at this look and at the last one.
+/// Whether a process without this library has accepted the stand-in of an index: the stand-in is
+/// still not marked as taken, though it was accepted at this check and the last one.
 pub fn is_lost(index: usize) -> bool {
     let (Some(slot), Some(private)) = (shared::slot(index).filter(|slot| slot.is_sent()), PRIVATE.get(index)) else {
         SENT.clear(index);
@@ -195,8 +197,8 @@ pub fn is_lost(index: usize) -> bool {
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
-/// Enters an rsocket and its stand-in in the slot that was claimed for it, with the stand-in's
-/// state. `None` without memory.
+/// Enters an rsocket and its stand-in in the slot that was claimed for them. `state` sets the
+/// stand-in's state. Returns `None` without memory.
 fn enter_slot(index: usize, rsocket: c_int, stand_in: c_int, state: fn(&Slot)) -> Option<&'static Slot> {
     let slot = shared::slot(index)?;
     if !enter(index, rsocket, stand_in) {
@@ -207,8 +209,8 @@ fn enter_slot(index: usize, rsocket: c_int, stand_in: c_int, state: fn(&Slot)) -
     Some(slot)
 }
 
-/// Sends a stand-in to a listener of this process: connects to its address. Returns false if that
-/// fails.
+/// Sends a stand-in for `rsocket`: connects it to the program's listener at `to`. Returns false if
+/// this fails.
 pub fn send_stand_in(rsocket: c_int, to: &SockAddr) -> bool {
     let names = (rdma::peer(rsocket), rdma::own(rsocket), thread::wake_socket());
     let (Some(peer), Some(own), Some(wake)) = names else { return false };
@@ -228,7 +230,7 @@ pub fn send_stand_in(rsocket: c_int, to: &SockAddr) -> bool {
     true
 }
 
-/// A stand-in that is bound to a free port.
+/// Makes the socket of a stand-in, and binds it to the address `from`.
 fn bound_stand_in(from: &SockAddr) -> Option<c_int> {
     let kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
     let stand_in = open_fds::create(|| next_symbol::socket(from.family(), kind, 0));
@@ -245,7 +247,7 @@ pub fn with_slot(
     stand_in: impl Fn() -> Option<c_int>,
     claim: impl Fn(&SockAddr) -> Option<usize>,
 ) -> Option<(c_int, usize)> {
-    // Until the end: the kernel may give a port that is free to the next one again.
+    // Kept open until the end, since the kernel may assign a port that is free again.
     let mut others = [-1; PORT_TRIES];
     let mut found = None;
     for other in &mut others {
@@ -260,15 +262,16 @@ pub fn with_slot(
     found
 }
 
-/// Makes the descriptor `fd`, which accept(2) has got, stand for the connection of a stand-in.
-/// Returns the peer, or `None` if the connection has ended.
+/// Makes `fd`, which accept(2) has returned for a stand-in, a descriptor of the RDMA connection. If
+/// another process owns the rsocket, `fd` is forwarded. Returns the peer, or `None` if the
+/// connection has ended.
 pub fn adopt(fd: c_int, accepted: Accepted) -> Option<SockAddr> {
     let index = accepted.index;
     let slot = shared::slot(index).filter(|slot| slot.is_used())?;
     let (peer, is_own, rsocket) = (slot.peer()?, slot.is_own(), rsocket(index));
     thread::stand_in_accepted();
-    // After what belongs to the connection was read: another process, or another thread of this
-    // one, may have taken the slot of a process that has ended.
+    // Checked after the slot was read: if its process has ended, another process, or another thread
+    // of this one, may have taken the slot.
     if slot.generation() != accepted.generation {
         return None;
     }
@@ -286,8 +289,7 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<SockAddr> {
     Some(peer)
 }
 
-/// The bit of the entry of a forwarded descriptor whose socket is of IPv6; below it is the
-/// generation.
+/// The flag of a forwarded descriptor's entry if its socket is IPv6; the generation is below it.
 pub const FORWARDED_V6: u32 = 1 << 16;
 
 fn forwarded(fd: c_int, index: usize, generation: u32) -> Entry {
@@ -296,24 +298,25 @@ fn forwarded(fd: c_int, index: usize, generation: u32) -> Entry {
     Entry { kind: Kind::Forwarded, flags: generation | family, handle: index as c_int }
 }
 
-/// The entry of a number of an rsocket that this process, or the parent before fork(2), has
+/// The entry for a descriptor of a connection that this process, or its parent before fork(2), has
 /// entered.
 fn forwarded_own(fd: c_int, index: usize) -> Entry {
     forwarded(fd, index, generation(index))
 }
 
-/// The generation of the connection that a forwarded fd belongs to.
+/// The generation in a forwarded descriptor's entry.
 pub fn generation_of(entry: Entry) -> u32 {
     entry.flags & !FORWARDED_V6
 }
 
-/// The slot of a descriptor that is forwarded, as long as its connection is.
+/// The slot of a forwarded descriptor, or `None` if its connection has ended.
 pub fn slot_of(entry: Entry) -> Option<&'static Slot> {
     shared::slot(usize::try_from(entry.handle).ok()?).filter(|slot| slot.generation() == generation_of(entry))
 }
 
-/// Closes an rsocket of which the program has closed the last descriptor. If a child may use it,
-/// its data is forwarded until the child closes it.
+/// Closes an rsocket of which the program has closed the last descriptor. If a child may use the
+/// connection, its data is forwarded instead until the child closes it. Returns 0, or -1 with
+/// `errno`.
 pub fn close(rsocket: c_int) -> c_int {
     let index = index_of(rsocket);
     if let Some(slot) = index.filter(|&index| FORKED.has(index)).and_then(shared::slot) {
@@ -321,9 +324,9 @@ pub fn close(rsocket: c_int) -> c_int {
         return 0;
     }
     match rsocket::bytes(rsocket, base::private::READABLE_BYTES) {
-        // Librdmacm refuses the call: the connection stays as it is.
+        // In a signal handler librdmacm may refuse the call: the connection stays as it is.
         Err(EAGAIN) => return errno::fail(EAGAIN),
-        // As TCP does.
+        // TCP resets a connection that is closed with unread data, too.
         Ok(1..) => rsocket::reset_when_closed(rsocket),
         _ => {}
     }
@@ -331,15 +334,15 @@ pub fn close(rsocket: c_int) -> c_int {
     rsocket_abi::rclose(rsocket)
 }
 
-/// Sends the program's numbers of an rsocket to the kernel from now on: its data is forwarded. They
-/// stay members of the program's epoll instances.
+/// Makes the program's descriptors of an rsocket TCP sockets, whose data is forwarded. The
+/// descriptors stay members of the program's epoll instances.
 pub fn start_forwarding(index: usize) {
     let rsocket = rsocket(index);
-    // Before the descriptors are looked for: a copy that gets its entry later finds it.
+    // Set before the table is searched, so that a copy that gets its entry later is noticed.
     if let Some(private) = PRIVATE.get(index) {
         private.demoted.store(true, SeqCst);
     }
-    // Pairs with that of `demote_copy`: one of the two threads sees what the other has stored.
+    // Pairs with the fence in `demote_copy`: one of the two threads sees what the other has stored.
     fence(SeqCst);
     let demote_all = || {
         table::each(|fd, entry| {
@@ -349,18 +352,18 @@ pub fn start_forwarding(index: usize) {
         });
     };
     demote_all();
-    // Threads that wait for the rsocket wait for the descriptors' new sockets instead. Fails with
-    // EAGAIN in a handler that has interrupted a call on the rsocket: then the library's thread,
-    // which is to forward the data, does it before it begins.
+    // Makes threads that wait for the rsocket wait for the descriptors' TCP sockets. Fails with
+    // EAGAIN in a signal handler that has interrupted a call on the rsocket; the library's thread
+    // then calls this function again before it forwards data.
     let _ = rsocket::set_library_option(rsocket, base::private::HANDED_OVER);
-    // Descriptors that dup(2) has made meanwhile.
+    // Again, for descriptors that dup(2) has made meanwhile.
     demote_all();
 }
 
-/// The same for a copy of one of these descriptors, whose entry [`start_forwarding`] may not have
-/// found.
+/// Makes a copy of an rsocket's descriptor a TCP socket if [`start_forwarding`] was called, which
+/// may have missed the copy's entry.
 pub fn demote_copy(fd: c_int, rsocket: c_int) {
-    // After the entry was stored, which alone does not order it before the loads.
+    // Orders the store of the copy's entry before the loads below.
     fence(SeqCst);
     let Some(index) = index_of(rsocket) else { return };
     if PRIVATE.get(index).is_some_and(|private| private.demoted.load(SeqCst)) {
@@ -369,9 +372,9 @@ pub fn demote_copy(fd: c_int, rsocket: c_int) {
 }
 
 fn demote_number(fd: c_int, rsocket: c_int, forwarded: impl Fn(c_int) -> Entry) {
-    // epoll_ctl(2) waits meanwhile.
+    // epoll_ctl(2) on `fd` waits until this is dropped.
     let moving = Moving::begin(fd);
-    // Another thread may change the entry's marks at the same time.
+    // Try again if another thread has changed the entry's flags.
     while let Some(entry) = table::get(fd).filter(|&entry| is_number_of(rsocket, entry)) {
         if table::replace(fd, Some(entry), Some(forwarded(fd))) {
             epoll::hand_over_to_kernel(fd, entry);
@@ -396,23 +399,23 @@ pub fn forward_from_now(fd: c_int, rsocket: c_int, how: Use) -> Result<(), Reaso
     Ok(())
 }
 
-/// Before fork(2): the child may use each connection by its stand-in.
+/// Before fork(2): lets the child use each connection by its stand-in.
 pub fn before_fork() {
     prepare_for_child("child", |_| true);
-    // Stand-ins that wait for accept(2), too.
+    // Including connections whose stand-ins wait for accept(2).
     USED.each().for_each(|index| {
         FORKED.set(index);
     });
 }
 
-/// Before a program is executed by posix_spawn(3) or its like: it may use each connection that it
+/// Before posix_spawn(3) and the like: lets the executed program use each connection that it
 /// inherits by its stand-in.
 pub fn before_spawn() {
     prepare_for_child("program that is executed with it", open_fds::is_inheritable);
 }
 
-/// Gives each connection whose descriptor `is_given` accepts a stand-in, by which `user` may use
-/// it. The log names those that have none.
+/// Gives each connection of which `is_given` accepts a descriptor a stand-in, by which `user` (a
+/// child or a program) may use it. Logs the connections where this fails.
 fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
@@ -426,9 +429,9 @@ fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
     });
 }
 
-/// A child of vfork(2), which has this process's memory, hands the connection to a program. Only
-/// connections that have a stand-in can be used there: returns whether this one has. The program
-/// may only read, so its data is forwarded from now on, by the thread, which is not suspended.
+/// Called in a child of vfork(2), which uses this process's memory and hands the connection to a
+/// program. Forwards its data at once, since a program that only reads would not make the thread
+/// begin. Returns false if the connection has no stand-in: the program cannot use it then.
 pub fn lend(rsocket: c_int) -> bool {
     let index = index_of(rsocket);
     let (Some(index), Some(slot)) = (index, index.and_then(shared::slot)) else { return false };
@@ -437,12 +440,13 @@ pub fn lend(rsocket: c_int) -> bool {
     true
 }
 
-/// The process ends. Closes its numbers of connections that other processes may use, and waits up
-/// to two seconds until what was sent over them has been forwarded and has arrived. Then resets the
-/// connections that another process still has: their peers must not take this for an end in order.
+/// Called when the process ends. Closes its descriptors of connections that other processes may
+/// use, and waits up to two seconds until data sent over these connections has been forwarded and
+/// has arrived. Then resets connections that another process still has, so that no peer sees an
+/// orderly end.
 pub fn drain() {
     const TIME: c_int = 2_000;
-    /// For the end of this process's descriptors to arrive at the stand-ins.
+    /// How long the close of this process's descriptors may take to reach the stand-ins.
     const MOMENT: c_int = 20;
     table::each(|fd, entry| {
         let is_own = match entry.kind {
@@ -481,7 +485,7 @@ fn has_ended(stand_in: c_int) -> bool {
     kernel::poll(core::slice::from_mut(&mut stand_in), 0) > 0
 }
 
-/// One thread after another: the number of a connection can be connected once.
+/// Held while a stand-in is made: the TCP socket of a connection can be connected only once.
 static PAIRS: Lock = Lock::new();
 
 /// Returns the index of an rsocket, after giving it a stand-in if it has none. Fails with the
@@ -494,8 +498,8 @@ fn index_with_stand_in(fd: c_int, rsocket: c_int) -> Result<usize, Reason> {
     index_of(rsocket).map_or_else(|| make_pair(fd, rsocket), Ok)
 }
 
-/// Gives a connection that has none a stand-in, by a pair of sockets inside the host. Fails with
-/// the reason for the log.
+/// Gives a connection a stand-in: connects its TCP socket to this process itself. Fails with the
+/// reason for the log.
 fn make_pair(fd: c_int, rsocket: c_int) -> Result<usize, Reason> {
     let wake = thread::wake_socket().ok_or_else(failed)?;
     if !shared::prepare() {
@@ -508,7 +512,7 @@ fn make_pair(fd: c_int, rsocket: c_int) -> Result<usize, Reason> {
     })
 }
 
-/// Enters the end of a new pair that is the stand-in.
+/// Enters a connection and its new stand-in. Returns the index.
 fn enter_pair(rsocket: c_int, stand_in: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
     let names = rdma::peer(rsocket).zip(rdma::own(rsocket));
     let ((peer, own), end) = names.zip(kernel::own(stand_in)).ok_or_else(failed)?;
@@ -518,8 +522,7 @@ fn enter_pair(rsocket: c_int, stand_in: c_int, wake: (c_int, u64)) -> Result<usi
     Ok(index)
 }
 
-/// In a child of fork(2): the connections are the parent's, and the descriptors TCP sockets of the
-/// kernel.
+/// In a child of fork(2): removes the parent's connections, and makes the descriptors TCP sockets.
 pub fn in_child() {
     PAIRS.reset();
     table::each(|fd, entry| {
@@ -533,7 +536,7 @@ pub fn in_child() {
         if let Some(word) = INDEX_OF.get(private.rsocket.swap(0, SeqCst) - 1) {
             word.store(0, SeqCst);
         }
-        // The child's copy.
+        // Closes the child's copy.
         open_fds::close(private.stand_in.swap(0, SeqCst) - 1);
     }
     for index in USED.each() {
@@ -550,8 +553,8 @@ pub fn in_parent() {
     }
 }
 
-// The stand-in of a connection that was not accepted from a listener: the program's descriptor,
-// whose TCP socket was never connected, is connected to this process itself.
+// The stand-in of a connection that was not accepted from a listener: the TCP socket of the
+// program's descriptor, which was never connected, is connected to this process itself.
 
 /// Connects the TCP socket of a descriptor that was connected by RDMA to this process itself.
 /// Returns the stand-in, or fails with the reason for the log.
@@ -573,23 +576,23 @@ pub fn connect(fd: c_int, rsocket: c_int) -> Result<c_int, Reason> {
     Ok(stand_in)
 }
 
-/// The reason that `errno` gives.
+/// The reason for a stand-in that could not be made, with `errno`.
 pub fn failed() -> Reason {
     Reason::NoStandIn(errno::get())
 }
 
-/// The address of the pair, of which the port is any. Not a loopback address: a program that is
-/// executed may take it for the peer's.
+/// The local address at which the two sockets are connected, with port 0. Not a loopback address:
+/// an executed program takes it for the peer's, and may trust it.
 fn address(fd: c_int, rsocket: c_int) -> Option<SockAddr> {
     let bound = kernel::own(fd).filter(|own| !own.address().is_unspecified());
     Some(bound.or_else(|| rdma::own(rsocket))?.with_port(0).in_family(tcp::family(fd)?))
 }
 
-/// Lets a socket without a stand-in be connected again, by the next fork(2).
+/// Disconnects a socket whose stand-in could not be made, so that the next fork(2) can try again.
 pub fn disconnect(fd: c_int) {
-    // Of no family (AF_UNSPEC).
+    // The family 0 is AF_UNSPEC.
     let (nowhere, len) = (libc::sockaddr_storage::zero(), size_of::<libc::sockaddr>() as libc::socklen_t);
-    // SAFETY: an address of at least this length.
+    // SAFETY: `nowhere` is readable for at least `len` bytes.
     errno::keeping(|| unsafe { next_symbol::connect(fd, (&raw const nowhere).cast(), len) });
 }
 
@@ -615,8 +618,7 @@ fn connect_to(fd: c_int, listener: c_int) -> c_int {
     errno::fail(libc::ECONNREFUSED)
 }
 
-/// Closes this end of a stand-in. By a reset: no connection is left waiting, which would keep the
-/// port.
+/// Closes this end of a stand-in by a reset, so that no connection in TIME_WAIT keeps the port.
 pub fn close_stand_in(stand_in: c_int) {
     if stand_in >= 0 {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };

@@ -1,4 +1,4 @@
-//! Connections whose slot gets another one, and stand-ins whose port has none.
+//! Tests: slots that are taken by another connection, and stand-ins whose port has no free slot.
 
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
@@ -16,7 +16,7 @@ fn a_stand_in_of_an_ended_process_stands_for_no_other_connection() {
     let index = shared::claim(&stand_in, 80, (&stand_in, &stand_in), (-1, 0)).unwrap();
     shared::slot(index).unwrap().send();
     let accepted = shared::accepted(&stand_in, || Some(80)).unwrap();
-    // Its process ends, and another thread of this one takes the slot.
+    // The slot's process ends, and another thread of this process takes the slot.
     shared::slot(index).unwrap().free();
     let (_client, number) = crate::calls::tests::connection();
     let rsocket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -57,6 +57,6 @@ fn a_stand_in_whose_port_has_no_slot_gets_another_port() {
 fn what_is_established_when_there_is_no_room_has_slots() {
     let first_refused = (0..MAX_SLOTS).find(|&count| !is_room(count, false)).unwrap();
     assert!(MAX_SLOTS - first_refused >= super::listeners::MAX_BACKLOG as usize);
-    // Not for one connection that ends.
+    // A full listener does not begin again after one connection has ended.
     assert!(!is_room(first_refused - 1, true) && is_room(first_refused / 2, true));
 }

@@ -1,5 +1,5 @@
-//! docs/preload.md lists the reasons of the log and the limits: all of them, and no others. And the
-//! layers are as lib.rs says.
+//! Tests that docs/preload.md lists all reasons of the log and all limits, and no others, and that
+//! automatic mode and fork mode do not use each other.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn rows(section: &str) -> Vec<Vec<String>> {
     let text = read("../../docs/preload.md");
     let (_, section) = text.split_once(section).unwrap();
     let lines = section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
-    // Behind the titles and the line below them.
+    // Skip the titles and the line below them.
     lines.skip(2).map(|line| line.split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
 }
 
@@ -28,7 +28,7 @@ fn all_reasons_are_documented() {
     let (_, source) = source.split_once("reasons! {\n").unwrap();
     let (texts, _) = source.split_once("\n}").unwrap();
     let rows = rows("### Reasons in the log");
-    // Two have numbers.
+    // Two further reasons contain an errno.
     assert_eq!(rows.len(), texts.lines().count() + 2);
     for row in rows {
         let text = row[1].trim_matches('`');
@@ -47,7 +47,7 @@ fn automatic_mode_and_fork_mode_do_not_know_each_other() {
     for (folder, other) in [("auto", "fork::"), ("fork", "auto::")] {
         for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(folder)).unwrap() {
             let path = file.unwrap().path();
-            // Files only: a folder has a file of its name beside it.
+            // Skip folders.
             let Ok(source) = fs::read_to_string(&path) else { continue };
             let own = path.ends_with("docs_tests.rs");
             assert!(own || !source.contains(&format!("crate::{other}")), "{}", path.display());
@@ -78,7 +78,7 @@ fn all_limits_are_documented() {
         let source = fs::read_to_string(file.unwrap().path()).unwrap();
         for word in source.split("const ").skip(1).filter(|word| word.starts_with("MAX_")) {
             let name = word.split(':').next().unwrap();
-            // The sum of the others.
+            // MAX_FDS is computed from other limits.
             assert!(name == "MAX_FDS" || limits.iter().any(|limit| limit.0 == name), "not documented: {name}");
         }
     }

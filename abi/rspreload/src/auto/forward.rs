@@ -1,5 +1,5 @@
-//! Forwards data between an rsocket and the stand-in of its connection, for the process that uses
-//! the stand-in's other end.
+//! Forwards data between an rsocket and the stand-in of its connection (a TCP connection within the
+//! host), for the process that uses the stand-in's other end.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
@@ -14,52 +14,51 @@ use crate::{errno, next_symbol, rsocket, rsocket_abi, tcp};
 
 const BUFFER: usize = 64 << 10;
 
-/// Seconds without a packet of the program's end after which the kernel asks whether it is still
-/// there: longer than the kernel keeps it when no process has it any more and the peer goes on
-/// (tcp_fin_timeout).
+/// Seconds of silence at the stand-in after which the kernel probes its other end, the program's:
+/// longer than the kernel keeps that end after every process has closed it (tcp_fin_timeout).
 const ORPHAN_TIMEOUT: c_int = 240;
 
-/// Bytes that a program may send after its peer has gone before it sees the reset, if it does not
-/// read what has arrived: more than the kernel holds of what it sent before.
+/// Bytes that a program may send after its peer has gone, if it does not read: then it sees the
+/// reset. More than the kernel can hold of data that the program sent before.
 const MOST_IN_VAIN: usize = 16 << 20;
 
-/// One direction.
+/// One direction of a connection. `start` and `end` bound the unsent data in its buffer.
 struct Pipe {
     from: c_int,
     to: c_int,
     start: usize,
     end: usize,
-    /// The end was received.
+    /// The end of the stream was received.
     ended: bool,
-    /// The end was sent.
+    /// The end of the stream was sent.
     shut: bool,
 }
 
-/// A connection.
+/// A connection that is forwarded.
 pub struct Forward {
     pub index: usize,
     rsocket: c_int,
     stand_in: c_int,
     buffers: *mut [u8; 2 * BUFFER],
-    /// From the rsocket, and from the stand-in.
+    /// From the rsocket to the stand-in, and back.
     pipes: [Pipe; 2],
-    /// The rsocket has failed. What has arrived by it still reaches the program.
+    /// The rsocket has failed. Data that has arrived over it still reaches the program.
     failed: bool,
-    /// Bytes that the program has sent since then, which are discarded, so that it can go on to
-    /// read.
+    /// Bytes that the program has sent since the failure. They are discarded, so that its sends do
+    /// not block and it goes on to read.
     in_vain: usize,
 }
 
 plain! { Forward }
 
-/// The forwards of a process, by index of the connection. Memory is touched for those that exist.
+/// The forwards of a process, by index of the connection. Unused elements take no memory.
 pub struct Forwards {
     forwards: &'static mut [Forward],
     used: Bits,
 }
 
 impl Forwards {
-    /// `None` without memory.
+    /// Reserves address space for all forwards. Returns `None` without memory.
     pub fn new() -> Option<Forwards> {
         Some(Forwards { forwards: Mapping::new(MAX_SLOTS)?.leak(), used: Bits::new() })
     }
@@ -82,7 +81,7 @@ impl Forwards {
         true
     }
 
-    /// A connection has ended.
+    /// Removes the forward of a connection that has ended.
     pub fn remove(&mut self, index: usize) {
         if self.used.clear(index) {
             connections::FORWARDED.fetch_sub(1, SeqCst);
@@ -97,7 +96,7 @@ impl Forwards {
     }
 }
 
-/// What a read or a write came to.
+/// The result of a read or a write.
 enum Moved {
     Bytes(usize),
     Nothing,
@@ -115,7 +114,7 @@ impl Moved {
 }
 
 impl Forward {
-    /// Begins to forward the connection of an index. `None` without memory.
+    /// Begins to forward the connection of an index. Returns `None` without memory.
     pub fn begin(index: usize) -> Option<Forward> {
         let (rsocket, stand_in) = (connections::rsocket(index), connections::stand_in(index));
         let buffers = Mapping::<[u8; 2 * BUFFER]>::new(1)?.leak().as_mut_ptr();
@@ -126,7 +125,8 @@ impl Forward {
         Some(Forward { index, rsocket, stand_in, buffers, pipes, failed: false, in_vain: 0 })
     }
 
-    /// The events to wait for: of the rsocket, and of the stand-in. A number of -1 needs no wait.
+    /// The descriptors and the events to wait for, of the rsocket and of the stand-in. The
+    /// descriptor is -1 if no wait is needed.
     pub fn events(&self) -> [(c_int, c_short); 2] {
         [self.rsocket, self.stand_in].map(|fd| {
             let mut events = 0;
@@ -146,15 +146,15 @@ impl Forward {
         })
     }
 
-    /// Whether an error at `fd` ends the connection, although nothing is to be moved there: its end
-    /// was passed on, and perhaps nobody has it any more. Otherwise the error would be reported
-    /// again and again.
+    /// Whether an error at `fd` ends the connection, although no data is to be moved there: the end
+    /// of its stream was passed on, and the process behind it may be gone. Otherwise `fd` is not
+    /// polled, because the error would be reported again and again.
     fn awaits_end(&self, fd: c_int) -> bool {
         let (from, to) = if fd == self.rsocket { (0, 1) } else { (1, 0) };
         self.pipes[from].shut && !self.pipes[to].ended
     }
 
-    /// Moves what can be moved. Returns false when the connection has ended.
+    /// Moves data as far as possible without waiting. Returns false when the connection has ended.
     pub fn step(&mut self, revents: [c_short; 2]) -> bool {
         if revents.iter().all(|&events| events == 0) {
             return true;
@@ -181,7 +181,7 @@ impl Forward {
         true
     }
 
-    /// Returns false if the program's end has failed.
+    /// Moves data in one direction. Returns false if the program's end has failed.
     fn step_pipe(&mut self, which: usize) -> bool {
         // SAFETY: the mapping belongs to this value, which is borrowed mutably.
         let buffers = unsafe { &mut *self.buffers };
@@ -225,20 +225,21 @@ impl Forward {
         true
     }
 
-    /// The rsocket does not take or give data any more. The program sees a reset after what has
-    /// arrived: the kernel reports when the stand-in has passed that on.
+    /// Called when a send or receive on the rsocket fails. The program gets the data that has
+    /// arrived, and then a reset. TCP_NOTSENT_LOWAT lets POLLOUT report that the stand-in has sent
+    /// all data.
     fn peer_has_failed(&mut self) {
         (self.pipes[1].start, self.pipes[1].end) = (0, 0);
         self.failed = true;
         let _ = kernel::set(self.stand_in, (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT), &1);
     }
 
-    /// Whether nothing is left that the stand-in has not passed on.
+    /// Whether the stand-in has no unsent data left.
     fn has_drained(&self) -> bool {
         kernel::poll(&mut [libc::pollfd { fd: self.stand_in, events: POLLOUT, revents: 0 }], 0) > 0
     }
 
-    /// Ends the connection.
+    /// Ends the connection: by a reset, or in order.
     fn finish(&mut self, by_reset: bool) {
         if by_reset {
             connections::leave(self.index);
@@ -251,13 +252,13 @@ impl Forward {
     }
 
     fn unmap(&mut self) {
-        // SAFETY: the mapping is used no more.
+        // SAFETY: the connection has ended, so the mapping of this length is not used any more.
         unsafe { libc::munmap(self.buffers.cast(), 2 * BUFFER) };
     }
 }
 
-/// One thread serves all connections: it never waits for one, whatever a thread of the program that
-/// still has the descriptor's old entry does to the rsocket's flags.
+/// Receives without waiting, since one thread serves all connections. MSG_DONTWAIT is needed: a
+/// program thread that still has the descriptor's old entry may change the rsocket's O_NONBLOCK.
 fn receive(fd: c_int, is_rsocket: bool, buffer: &mut [u8]) -> Moved {
     Moved::from(if is_rsocket {
         rdma::receive(fd, buffer, MSG_DONTWAIT | base::private::FORWARDER_FLAG)

@@ -1,4 +1,4 @@
-//! Forwarding between two pairs of the kernel's sockets, which stand for the rsocket and the
+//! Tests of forwarding between two pairs of kernel sockets, which stand for the rsocket and the
 //! stand-in.
 
 use std::io::{Read, Write};
@@ -8,7 +8,7 @@ use std::os::fd::IntoRawFd;
 use super::*;
 use crate::calls::tests::connection;
 
-/// A forward, and the far ends of its rsocket and of its stand-in.
+/// Returns a forward, and the far ends of its rsocket and of its stand-in.
 fn forward(index: usize) -> (Forward, TcpStream, TcpStream) {
     let ((peer, rsocket), (program, stand_in)) = (connection(), connection());
     stand_in.set_nonblocking(true).unwrap();
@@ -16,7 +16,7 @@ fn forward(index: usize) -> (Forward, TcpStream, TcpStream) {
     (Forward::begin(index).unwrap(), peer, program)
 }
 
-/// Lets the forward do its work until `done`. Returns whether the connection goes on.
+/// Polls and steps the forward until `done`. Returns whether the connection goes on.
 fn run(forward: &mut Forward, done: impl Fn() -> bool) -> bool {
     while !done() {
         let mut fds = forward.events().map(|(fd, events)| libc::pollfd { fd, events, revents: 0 });
@@ -48,7 +48,7 @@ fn data_and_ends_pass_in_both_directions() {
     let other = std::thread::spawn(move || {
         let mut got = Vec::new();
         program.read_to_end(&mut got).unwrap();
-        // After the other direction has ended.
+        // The program sends after the other direction has ended.
         program.write_all(&back).unwrap();
         got
     });
@@ -64,7 +64,8 @@ fn a_reset_passes() {
     assert_eq!(program.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
 }
 
-/// As when no process has the program's end any more, and the kernel asks whether it is there.
+/// The reset is what the stand-in gets when the kernel probes a program's end that no process has
+/// open.
 #[test]
 fn a_program_that_has_ended_and_gone_ends_the_connection() {
     let (mut forward, mut peer, program) = forward(103);
@@ -82,18 +83,18 @@ fn a_program_that_has_ended_and_gone_ends_the_connection() {
     assert_eq!(peer.read(&mut [0]).unwrap_or(0), 0);
 }
 
-/// The program does not read, until the peer has gone.
+/// The program does not read until the peer has gone.
 #[test]
 fn what_a_peer_has_sent_arrives_after_a_send_to_it_has_failed() {
     let (mut forward, mut peer, mut program) = forward(104);
-    // Most of it is on the way when the peer goes.
+    // With small buffers most data is still on the way when the peer goes.
     kernel::set(forward.stand_in, (libc::SOL_SOCKET, libc::SO_SNDBUF), &16_384).unwrap();
     kernel::set(std::os::fd::AsRawFd::as_raw_fd(&program), (libc::SOL_SOCKET, libc::SO_RCVBUF), &16_384).unwrap();
     let sent: Vec<u8> = (0..150_000_u32).map(|number| (number * 7) as u8).collect();
     let data = sent.clone();
     let writer = std::thread::spawn(move || {
         peer.write_all(&data).unwrap();
-        // All of it is at the other end.
+        // Wait until all data is at the other end.
         let mut unsent: libc::c_int = 1;
         while unsent > 0 {
             std::thread::yield_now();
@@ -151,7 +152,7 @@ fn a_program_that_is_blocked_in_a_send_reads_what_has_arrived_after_its_peer_has
     assert!(got > 0 && end == std::io::ErrorKind::ConnectionReset);
 }
 
-/// Nor does a program that only sends go on for ever.
+/// A program that never reads does not go on for ever.
 #[test]
 fn a_program_that_only_sends_sees_the_reset_of_its_peer() {
     let (mut forward, mut peer, mut program) = forward(106);
@@ -169,7 +170,7 @@ fn a_program_that_only_sends_sees_the_reset_of_its_peer() {
     writer.join().unwrap();
 }
 
-/// Whether some milliseconds are over.
+/// Returns a condition that becomes true after some milliseconds.
 fn still(milliseconds: u128) -> impl Fn() -> bool {
     let start = std::time::Instant::now();
     move || start.elapsed().as_millis() > milliseconds

@@ -1,7 +1,7 @@
-//! Socket options that only a TCP connection of the kernel has. An rsocket accepts none of them:
-//! the program would rely on an effect that its data does not get, such as encryption (kTLS).
+//! Socket options that only a kernel TCP connection supports. Setting one on an rsocket fails: the
+//! program would rely on an effect that its data does not get, such as encryption (kTLS).
 //!
-//! A socket that has one before it connects or listens stays with TCP.
+//! A socket that has such an option before it connects or listens stays TCP.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,20 +14,20 @@ use crate::{errno, tcp};
 /// What an option is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// Rsockets have it, or a connection by RDMA does without: sizes, times, priorities, and what
-    /// has no effect on TCP either.
+    /// Rsockets have the option, or an RDMA connection can do without it: sizes, times, priorities,
+    /// and options that have no effect on TCP either.
     Hint,
-    /// It changes what the program's calls on a TCP socket do: encryption by the kernel, ancillary
-    /// data, the error queue. Any TCP socket of the kernel has it, also one whose data is
+    /// The option changes what the program's calls on a TCP socket do: encryption by the kernel,
+    /// ancillary data, the error queue. Any kernel TCP socket supports it, also one whose data is
     /// forwarded.
     Calls,
-    /// It decides where the packets go, or who gets a connection.
+    /// The option decides where packets go, or which socket gets a connection.
     Route,
-    /// It authenticates, encrypts or filters packets, or is not known here.
+    /// The option authenticates, encrypts or filters packets, or is not in the lists below.
     Guard,
 }
 
-/// Options that are off with the value 0, which asks for nothing then (asm-generic/socket.h,
+/// Options that are off with the value 0, which then need no effect (asm-generic/socket.h,
 /// linux/in.h, linux/in6.h, linux/tcp.h).
 const SWITCHES: &[(c_int, &[c_int])] = &[
     // SO_DONTROUTE, SO_TIMESTAMP, SO_TIMESTAMPNS, SO_MARK, SO_TIMESTAMPING, SO_RXQ_OVFL,
@@ -49,21 +49,21 @@ const HINTS: &[(c_int, &[c_int])] = &[
             // SO_OOBINLINE, SO_NO_CHECK, SO_PRIORITY, SO_LINGER, SO_REUSEPORT, SO_PASSCRED,
             // SO_RCVLOWAT, SO_RCVTIMEO, SO_SNDTIMEO.
             1, 2, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 18, 20, 21,
-            // SO_DETACH_FILTER (there is none), SO_SNDBUFFORCE, SO_RCVBUFFORCE, SO_BUSY_POLL,
-            // SO_MAX_PACING_RATE, SO_INCOMING_CPU, SO_PREFER_BUSY_POLL, SO_BUSY_POLL_BUDGET,
-            // SO_BUF_LOCK, SO_TXREHASH.
+            // SO_DETACH_FILTER (such a socket has no filter), SO_SNDBUFFORCE, SO_RCVBUFFORCE,
+            // SO_BUSY_POLL, SO_MAX_PACING_RATE, SO_INCOMING_CPU, SO_PREFER_BUSY_POLL,
+            // SO_BUSY_POLL_BUDGET, SO_BUF_LOCK, SO_TXREHASH.
             27, 32, 33, 46, 47, 49, 69, 70, 72, 74,
         ],
     ),
     (
         IPPROTO_IP,
-        // IP_TOS, IP_TTL; what recvmsg(2) of TCP does not deliver; IP_MTU_DISCOVER, IP_RECVERR,
+        // IP_TOS, IP_TTL; ancillary data that TCP does not deliver; IP_MTU_DISCOVER, IP_RECVERR,
         // IP_FREEBIND, IP_BIND_ADDRESS_NO_PORT; multicast; IP_LOCAL_PORT_RANGE.
         &[1, 2, 6, 7, 8, 10, 11, 12, 13, 15, 18, 20, 24, 25, 26, 32, 33, 34, 49, 51],
     ),
     (
         IPPROTO_IPV6,
-        // The same for IPv6, flow labels and IPV6_ADDR_PREFERENCES.
+        // The counterparts for IPv6, flow labels and IPV6_ADDR_PREFERENCES.
         &[16, 17, 18, 19, 23, 24, 25, 26, 29, 31, 32, 33, 49, 51, 53, 56, 58, 60, 62, 66, 67, 70, 72, 74, 77, 78],
     ),
     (
@@ -94,7 +94,7 @@ const ROUTES: &[(c_int, &[c_int])] = &[
     (IPPROTO_IP, &[4, 19, 50]),
     // IPV6_PKTINFO, IPV6_TRANSPARENT, IPV6_UNICAST_IF.
     (IPPROTO_IPV6, &[50, 75, 76]),
-    // TCP_SAVE_SYN: a stand-in's SYN is none of the peer's.
+    // TCP_SAVE_SYN: the SYN of a stand-in (a connection within the host) is not the peer's.
     (IPPROTO_TCP, &[27]),
 ];
 
@@ -105,7 +105,7 @@ fn has(list: &[(c_int, &[c_int])], level: c_int, name: c_int) -> bool {
     list.iter().any(|&(of, names)| of == level && names.contains(&name))
 }
 
-/// What an option is for, whatever its value.
+/// Returns what an option is for when it is switched on.
 fn purpose(level: c_int, name: c_int) -> Purpose {
     match level {
         SOL_RDMA | base::private::LEVEL => Purpose::Hint,
@@ -117,14 +117,15 @@ fn purpose(level: c_int, name: c_int) -> Purpose {
     }
 }
 
-/// What setting an option to a value is for.
+/// Returns what setting an option to a value is for. Switching one of `SWITCHES` off is a hint.
 ///
 /// # Safety
-/// As for setsockopt(2).
+/// `value` is NULL or readable for `len` bytes.
 pub unsafe fn purpose_of((level, name): (c_int, c_int), value: *const c_void, len: socklen_t) -> Purpose {
     let purpose = purpose(level, name);
     let starts_with_zero = |bytes: usize| {
-        // SAFETY: not null, so `len` bytes are readable, at least these: guaranteed by the caller.
+        // SAFETY: `value` is not NULL and has `len` bytes, at least `bytes`: guaranteed by the
+        // caller.
         let is_zero =
             || unsafe { core::slice::from_raw_parts(value.cast::<u8>(), bytes) }.iter().all(|&byte| byte == 0);
         !value.is_null() && is_zero()
@@ -137,14 +138,14 @@ pub unsafe fn purpose_of((level, name): (c_int, c_int), value: *const c_void, le
     if is_off { Purpose::Hint } else { purpose }
 }
 
-/// The errno with which an option is refused: the kernel's where it does not have the option. For
-/// TCP_ULP that is the one of a missing module.
+/// Returns the errno with which setting an option is refused: that of a kernel without the option.
+/// For TCP_ULP this is the errno of a missing module.
 pub fn refusal((level, name): (c_int, c_int)) -> c_int {
     if (level, name) == (IPPROTO_TCP, libc::TCP_ULP) { libc::ENOENT } else { libc::ENOPROTOOPT }
 }
 
-/// The sockets that have an option which the kernel does not tell: bits for identifiers, which are
-/// numbers in a row. No bit is cleared: a socket that shares one stays with TCP, too.
+/// Bits for sockets that have an option which the kernel does not report, by socket identifier. No
+/// bit is cleared: a later socket whose identifier has the same bit stays TCP, too.
 static MARKED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
 fn place(identity: u64) -> (&'static AtomicU64, u64) {
@@ -152,7 +153,7 @@ fn place(identity: u64) -> (&'static AtomicU64, u64) {
     (&MARKED[(bit / 64) as usize], 1 << (bit % 64))
 }
 
-/// The program has set an option of a socket of the kernel's: it stays with TCP.
+/// Called when the program has set an option on a kernel socket: the socket stays TCP.
 pub fn remember(fd: c_int) {
     if let Some(identity) = tcp::identity(fd) {
         let (word, bit) = place(identity);
@@ -160,7 +161,7 @@ pub fn remember(fd: c_int) {
     }
 }
 
-/// Whether a kernel socket has a filter, or an option set by this process or one of its ancestors.
+/// Whether a kernel socket has a filter, or an option that this process or an ancestor has set.
 pub fn are_set(fd: c_int) -> bool {
     let is_marked = tcp::identity(fd).is_some_and(|identity| {
         let (word, bit) = place(identity);
@@ -169,8 +170,8 @@ pub fn are_set(fd: c_int) -> bool {
     is_marked || has_filter(fd)
 }
 
-/// SO_GET_FILTER, which has the number of SO_ATTACH_FILTER, tells the length of a filter. It fails
-/// with EACCES for a filter of SO_ATTACH_BPF.
+/// Whether a socket has a packet filter. SO_GET_FILTER, which has the number of SO_ATTACH_FILTER,
+/// returns the length of the filter, and fails with EACCES for a filter of SO_ATTACH_BPF.
 fn has_filter(fd: c_int) -> bool {
     errno::keeping(|| match kernel::get::<[c_int; 0]>(fd, (SOL_SOCKET, libc::SO_ATTACH_FILTER)) {
         Some((_, len)) => len > 0,
@@ -237,7 +238,7 @@ mod tests {
         ] {
             assert_eq!(of(level, name, &off), Purpose::Hint, "{level} {name}");
         }
-        // 0 is a value, a descriptor, or no value of theirs.
+        // Here 0 is an offset, a descriptor, or too short.
         assert_eq!(of(SOL_SOCKET, libc::SO_PEEK_OFF, &off), Purpose::Calls);
         assert_eq!(of(SOL_SOCKET, libc::SO_ATTACH_BPF, &off), Purpose::Guard);
         assert_eq!(of(SOL_SOCKET, libc::SO_MARK, &off[..1]), Purpose::Route);

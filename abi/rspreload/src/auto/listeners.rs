@@ -1,4 +1,6 @@
-//! Listeners: a TCP socket of the program, and rsockets at the same port.
+//! Listeners: a TCP socket of the program, and rsockets that listen at the same port. For a
+//! connection that arrives at an rsocket, a *stand-in*, a TCP connection within the host, is
+//! connected to the program's socket, which accept(2) then returns.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
@@ -33,15 +35,14 @@ static ACCEPTING: Lock = Lock::new();
 /// A listener.
 pub struct Listener {
     state: AtomicU32,
-    /// Number of the program's descriptors for this listener, and the first of them, which may have
-    /// been closed.
+    /// Number of the program's descriptors for this listener, and one of them, perhaps closed.
     numbers: AtomicU32,
     first: AtomicI32,
-    /// Its local address, as the program has bound it.
+    /// The local address to which the program has bound the socket.
     own: AtomicName,
     backlog: AtomicI32,
     v6only: AtomicBool,
-    /// Its rsockets are closed for a while, since there is no room for connections by RDMA.
+    /// The rsockets are closed for now, since there is no room for more RDMA connections.
     is_full: AtomicBool,
     /// Descriptors plus one; 0 for none.
     rsockets: [AtomicI32; MAX_ADDRESSES],
@@ -57,8 +58,8 @@ fn of(entry: Entry) -> Option<&'static Listener> {
     LISTENERS.get(usize::try_from(entry.handle).ok()?)
 }
 
-/// listen(2) has succeeded on a socket that has no entry: rsockets listen there as well, if no
-/// other process can have the socket.
+/// Called after listen(2) on a socket without an entry: rsockets listen there as well, if no other
+/// process can have the socket.
 pub fn add(fd: c_int, backlog: c_int) {
     let Some(own) = kernel::own(fd) else { return };
     if !route::is_candidate(fd, own.family()) {
@@ -115,7 +116,7 @@ impl Listener {
         }
     }
 
-    /// Makes the rsockets.
+    /// Makes the rsockets, with the options of the program's socket `fd`, if given.
     fn open(&self, fd: Option<c_int>) -> Result<(), Reason> {
         let own = self.own.load().ok_or(Reason::Busy)?;
         if !own.address().is_unspecified() {
@@ -124,7 +125,7 @@ impl Listener {
             }
             return self.open_at(fd, &own);
         }
-        // At all addresses at once, unless a device can't share its ports with TCP.
+        // One rsocket for all addresses, unless a device can't share its ports with TCP.
         if self.open_at(fd, &own).is_ok() {
             return Ok(());
         }
@@ -140,7 +141,7 @@ impl Listener {
         result
     }
 
-    /// Whether a listener at the wildcard address `own` gets connections of other hosts to
+    /// Whether a listener at the wildcard address `own` accepts connections from other hosts to
     /// `address`.
     fn covers(&self, own: &SockAddr, address: &SockAddr) -> bool {
         let fits = if address.family() == AF_INET6 { own.family() == AF_INET6 } else { !self.v6only.load(SeqCst) };
@@ -184,8 +185,9 @@ impl Listener {
         self.rsockets.iter().map(|number| number.load(SeqCst) - 1).filter(|&rsocket| rsocket >= 0)
     }
 
-    /// The address to which the stand-in of a connection is sent: its local address. Never a
-    /// loopback address, which a program without this library would trust if it got the stand-in.
+    /// The address to which the stand-in of a connection is sent: the program's address, or the
+    /// local address of the connection if that is a wildcard. Never a loopback address: a program
+    /// without this library that got the stand-in would trust its peer.
     fn stand_in_address(&self, rsocket: c_int) -> Option<SockAddr> {
         let own = self.own.load()?;
         if own.address().is_unspecified() {
@@ -203,7 +205,7 @@ impl Listener {
         }
     }
 
-    /// Whether it has rsockets, or gets them again when there is room.
+    /// Whether the listener has rsockets, or gets them again when there is room.
     fn uses_rdma(&self) -> bool {
         self.rsockets().next().is_some() || self.is_full.load(SeqCst)
     }
@@ -249,8 +251,8 @@ impl Listener {
         self.own.load().map_or(0, |own| own.port())
     }
 
-    /// Whether another stand-in may be sent: no more wait than the program allows connections to
-    /// wait.
+    /// Whether another stand-in may be sent within the backlog. `waiting` has the listener port of
+    /// each stand-in that waits.
     pub fn has_room(&self, waiting: impl Iterator<Item = u16>) -> bool {
         let port = self.port();
         waiting.filter(|&waits| waits == port).count() < max_stand_ins(self.backlog.load(SeqCst))
@@ -264,16 +266,16 @@ impl Listener {
             is_open && self.has_room(thread::waiting_stand_ins()) && connections::has_room(false)
         };
         let error = self.send_stand_ins(rsocket, may_more);
-        // An rsocket has no connection now, or never has one again: after a change of the user, or
-        // of the root folder, no event channel can be opened, perhaps.
+        // With any other error the rsocket will never accept again: after a change of the user or
+        // of the root folder, perhaps no event channel can be opened.
         let passes = [EAGAIN, EINTR, ECONNABORTED, EMFILE, ENFILE, ENOBUFS, ENOMEM];
         if error != 0 && !passes.contains(&error) {
             self.listen_by_tcp_only(Reason::Failed(error));
         }
     }
 
-    /// Closes the rsockets if the program's socket does not listen any more: a child of fork(2) may
-    /// have shut it down.
+    /// Closes the rsockets if the program's socket has been shut down, perhaps by a child of
+    /// fork(2).
     fn close_if_stopped(&self) {
         if self.fd().is_some_and(|fd| !tcp::is_listening(fd)) {
             self.close();
@@ -281,8 +283,8 @@ impl Listener {
     }
 
     /// Sends the stand-ins of the last connections, before the rsockets are closed. Waits for
-    /// handshakes that are answered: their peers may be connected from their point of view. Other
-    /// listeners wait meanwhile, for at most as long as a client does by default.
+    /// handshakes that have been answered, since their peers may already be connected. Meanwhile
+    /// other listeners wait, for at most as long as a client does by default.
     fn send_last_stand_ins(&self) {
         let end = Deadline::after(config::DEFAULT_TIMEOUT);
         loop {
@@ -300,8 +302,8 @@ impl Listener {
         }
     }
 
-    /// Sends the stand-ins of the connections that an rsocket has. Returns the errno of accept, or
-    /// 0 if there may be no more.
+    /// Accepts connections from an rsocket and sends their stand-ins, while `may_more`. Returns the
+    /// errno of accept, or 0 if `may_more` has returned false.
     fn send_stand_ins(&self, rsocket: c_int, may_more: impl Fn() -> bool) -> c_int {
         while may_more() {
             let new = rdma::accept(rsocket);
@@ -317,7 +319,7 @@ impl Listener {
     }
 }
 
-/// The most stand-ins that wait for accept(2), as with TCP: one more than the backlog.
+/// The most stand-ins that may wait for accept(2): as with TCP, one more than the backlog.
 fn max_stand_ins(backlog: c_int) -> usize {
     (if (0..MAX_BACKLOG).contains(&backlog) { backlog + 1 } else { MAX_BACKLOG }) as usize
 }
@@ -327,26 +329,26 @@ pub fn open() -> impl Iterator<Item = &'static Listener> {
     LISTENERS.iter().filter(|listener| listener.state.load(SeqCst) == OPEN)
 }
 
-/// Another number of a listener.
+/// Counts another descriptor of a listener.
 pub fn hold(entry: Entry) {
     if let Some(listener) = of(entry) {
         listener.numbers.fetch_add(1, SeqCst);
     }
 }
 
-/// A connection that came by a port is used in a way for which RDMA is no good: the listeners there
-/// are TCP's from now on.
+/// Called when a connection that was accepted at a port is used in a way that RDMA does not suit:
+/// the listeners at the port are TCP only from now on.
 pub fn learn(port: u16, reason: Reason) {
     listen_by_tcp_only_at(port, reason, |_| true);
 }
 
-/// A stand-in that was sent to a port was refused.
+/// Called when a stand-in that was sent to a port was refused.
 pub fn stand_in_refused(port: u16) {
     let _held = ACCEPTING.hold();
     open().filter(|listener| listener.port() == port).for_each(Listener::close_if_stopped);
 }
 
-/// Those listeners of this process at a port that `concerns` accepts are TCP's only from now on.
+/// Makes this process's listeners at a port TCP only, as far as `concerns` accepts them.
 fn listen_by_tcp_only_at(port: u16, reason: Reason, concerns: impl Fn(&Listener) -> bool) {
     let held = ACCEPTING.hold();
     let mut closed = false;
@@ -364,12 +366,12 @@ fn listen_by_tcp_only_at(port: u16, reason: Reason, concerns: impl Fn(&Listener)
     }
 }
 
-/// A number of a listener was closed.
+/// Called when a descriptor of a listener was closed.
 pub fn release(entry: Entry) {
     let Some(listener) = of(entry) else { return };
     let is_last = listener.numbers.fetch_sub(1, SeqCst) == 1;
     if is_last && listener.state.compare_exchange(OPEN, CLAIMED, SeqCst, SeqCst).is_ok() {
-        // At once: the program may listen at the port again.
+        // Closed at once, since the program may listen at the port again.
         let held = ACCEPTING.hold();
         listener.close();
         drop(held);
@@ -378,7 +380,8 @@ pub fn release(entry: Entry) {
     }
 }
 
-/// shutdown(2) of a listener: it listens no more, until listen(2) is called again.
+/// Closes the rsockets of a listener that stops, by shutdown(2) for example. listen(2) does not
+/// make them again.
 pub fn stop(entry: Entry) {
     let Some(listener) = of(entry) else { return };
     let held = ACCEPTING.hold();
@@ -387,7 +390,7 @@ pub fn stop(entry: Entry) {
     thread::wake();
 }
 
-/// listen(2) again: another backlog.
+/// listen(2) on a listener: sets its backlog.
 pub fn set_backlog(entry: Entry, backlog: c_int) {
     let Some(listener) = of(entry) else { return };
     listener.backlog.store(backlog, SeqCst);
@@ -396,16 +399,15 @@ pub fn set_backlog(entry: Entry, backlog: c_int) {
     }
 }
 
-/// A listener is TCP's from now on: an option is about to be set that decides from where the kernel
-/// takes connections, and so stand-ins, or which sockets get them; or the program passes it to
-/// another process, which may not have this library.
+/// Makes a listener TCP only. The program is about to set an option that affects which connections
+/// or stand-ins the socket gets, or passes the socket to a process that may not have this library.
 pub fn leave_to_kernel(entry: Entry, reason: Reason) {
     if let Some(listener) = of(entry).filter(|listener| listener.state.load(SeqCst) == OPEN) {
         listen_by_tcp_only_at(listener.port(), reason, |other| core::ptr::eq(other, listener));
     }
 }
 
-/// TCP_DEFER_ACCEPT is a hint: with it the kernel would not report stand-ins, which have no data.
+/// Switches off TCP_DEFER_ACCEPT: the kernel would not report stand-ins, which carry no data.
 pub fn accept_at_once(fd: c_int) {
     const NAME: (c_int, c_int) = (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
     if option(fd, NAME.0, NAME.1) != 0 && tcp::is_listening(fd) {
@@ -413,7 +415,7 @@ pub fn accept_at_once(fd: c_int) {
     }
 }
 
-/// In a child of fork(2): the listeners are the parent's, and the child's descriptors the kernel's.
+/// In a child of fork(2): removes the listeners, which are the parent's, and their table entries.
 pub fn in_child() {
     ACCEPTING.reset();
     table::each(|fd, entry| {
@@ -422,7 +424,7 @@ pub fn in_child() {
         }
     });
     for listener in &LISTENERS {
-        // The child's copies, which would keep the ports when the parent has ended.
+        // Closes the child's copies, which would keep the ports when the parent has ended.
         listener.close();
         listener.state.store(FREE, SeqCst);
     }

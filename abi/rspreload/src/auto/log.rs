@@ -12,15 +12,15 @@ use crate::sockets::{AtomicName, SockAddr, kernel, rdma};
 use crate::table::Growing;
 use crate::{config, errno, open_fds, tcp};
 
-// The log line of each connection: which way it goes, and why.
+// The log line of each connection: its transport, and the reason for it.
 
-/// Why a connection, or a listener, is what it is, with the text of the log.
+/// Defines `Reason`: why a connection or a listener uses RDMA or TCP, with the text of the log.
 macro_rules! reasons {
     ($($reason:ident => $text:literal,)*) => {
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Reason {
             $($reason,)*
-            /// With an errno.
+            /// The attempt over RDMA failed with this errno.
             Failed(i32),
             NoStandIn(i32),
         }
@@ -69,7 +69,7 @@ reasons! {
 }
 
 impl Reason {
-    /// Fails with the reason if a condition does not hold.
+    /// Fails with the reason unless `holds`.
     pub fn unless(self, holds: bool) -> Result<(), Reason> {
         if holds { Ok(()) } else { Err(self) }
     }
@@ -100,13 +100,13 @@ pub fn line(text: fmt::Arguments<'_>) {
     let _ = rdma::set_bytes(-1, (base::private::LEVEL, base::private::LOG), &line.bytes, line.len);
 }
 
-/// A connection of connect(2).
+/// Logs a connection of connect(2).
 pub fn connection(fd: i32, to: &SockAddr, reason: Reason) {
     let way = way(fd, to, reason);
     line(format_args!("connect: socket {fd} -> {} port {}: {way}: {reason}", to.address(), to.port()));
 }
 
-/// A connection of accept(2).
+/// Logs a connection of accept(2).
 pub fn accepted(fd: i32, from: &SockAddr, reason: Reason) {
     let way = way(fd, from, reason);
     line(format_args!("accept: socket {fd} <- {} port {}: {way}: {reason}", from.address(), from.port()));
@@ -129,7 +129,7 @@ fn way(fd: c_int, peer: &SockAddr, reason: Reason) -> &'static str {
     "TCP"
 }
 
-/// A listener. `reason`: why not both ways.
+/// Logs a listener. `reason` tells why it is TCP only; `None` if it uses both transports.
 pub fn listener(fd: i32, own: &SockAddr, reason: Option<Reason>) {
     let (address, port) = (own.address(), own.port());
     match reason {
@@ -138,12 +138,12 @@ pub fn listener(fd: i32, own: &SockAddr, reason: Option<Reason>) {
     }
 }
 
-/// A child, or a program that is executed, has a connection that it cannot use.
+/// Logs that a child or an executed program has a connection that it cannot use.
 pub fn not_given(fd: i32, user: &str, reason: Reason) {
     line(format_args!("socket {fd}: not connected in the {user}: {reason}"));
 }
 
-/// The lines of `auto_config` that have no effect, once.
+/// Logs the lines of `auto_config` that have no effect, once.
 pub fn problems() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if config::logs() && !TOLD.swap(true, Relaxed) {
@@ -155,17 +155,17 @@ pub fn problems() {
 
 const _: () = assert!(mem::size_of::<Reason>() <= 8);
 
-// The log line of a TCP connection that is closed: the bytes of both directions, or that it was
-// never made. Librdmacm writes the former for rsockets.
+// The log line when a TCP connection is closed: the bytes of both directions, or that the socket
+// was never connected. Librdmacm logs the bytes of rsockets.
 
-/// Whether this process, or the one that has forked it, has logged a connection by TCP.
+/// Whether this process, or an ancestor before fork(2), has logged a TCP connection.
 static LOGGED: AtomicBool = AtomicBool::new(false);
 
-/// By descriptor: the peer of a connection by TCP, which the kernel forgets when both ends have
-/// shut down, or if it was never made. Made of atomic integers only.
+/// By descriptor: the peer of a TCP connection, which the kernel no longer reports when both ends
+/// have shut down, or if no connection was established.
 static PEERS: Growing<AtomicName> = Growing::new();
 
-/// A descriptor of the kernel's is about to be closed.
+/// Called before a kernel descriptor is closed. Logs the connection.
 #[inline(always)]
 pub fn before_close(fd: c_int) {
     if LOGGED.load(Relaxed) {
@@ -173,7 +173,7 @@ pub fn before_close(fd: c_int) {
     }
 }
 
-/// The process ends.
+/// Called when the process ends. Logs all open connections.
 pub fn before_exit() {
     if LOGGED.load(Relaxed) {
         open_fds::each(0..c_int::MAX, report);
@@ -212,16 +212,16 @@ struct Info {
 }
 
 impl Info {
-    /// The bytes that the program has sent, and those that have arrived.
+    /// Returns the bytes that the program has sent, and those that have arrived.
     fn bytes(&self) -> (u64, u64) {
-        // The kernel counts the peer's FIN as a byte. A connection that was reset has none, but is
-        // closed as well.
+        // The kernel counts the peer's FIN as a byte. A connection that was reset has no FIN, but
+        // is CLOSED, too, so its count is one too low.
         let end = matches!(self.state, tcp::CLOSE_WAIT | tcp::LAST_ACK | tcp::CLOSING | tcp::CLOSED);
         let sent = self.sent.saturating_sub(self.sent_again) + u64::from(self.not_sent);
         (sent, self.received.saturating_sub(end.into()))
     }
 
-    /// Whether the peer has answered: its answer is one to a segment of the handshake.
+    /// Whether the connection was established: the peer has acknowledged a segment.
     fn was_made(&self) -> bool {
         self.delivered[0] != 0
     }
@@ -229,7 +229,8 @@ impl Info {
 
 any_bytes! { Info }
 
-/// The state of a TCP socket that does not listen. `None` for other descriptors.
+/// Returns the `tcp_info` of a TCP socket that does not listen. `None` for other descriptors, and
+/// where the kernel's structure is shorter.
 fn info(fd: c_int) -> Option<Info> {
     let (info, len) = kernel::get::<Info>(fd, (libc::IPPROTO_TCP, libc::TCP_INFO))?;
     (len >= size_of::<Info>() && info.state != tcp::LISTEN).then_some(info)

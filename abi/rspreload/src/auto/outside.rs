@@ -1,5 +1,5 @@
-//! Descriptors that leave RDMA: by connect(2) with AF_UNSPEC, and because calls use them that do
-//! not come here.
+//! Descriptors that leave RDMA: by connect(2) with AF_UNSPEC, or because they will be used by calls
+//! that this library does not intercept.
 
 use core::ffi::c_int;
 
@@ -12,21 +12,22 @@ use crate::table::{self, Entry, Kind};
 use crate::transition::{is_auto, is_number_of};
 use crate::{errno, open_fds, process, rsocket};
 
-// connect(2) with AF_UNSPEC, which ends a connection, an attempt or a listener of TCP and leaves
-// the socket to be used anew.
+// connect(2) with AF_UNSPEC, which ends a connection, an attempt or a listener of TCP, so that the
+// program can use the socket anew.
 
 /// Whether an address of connect(2) has the family AF_UNSPEC.
 ///
 /// # Safety
 /// `addr` is NULL or readable for `len` bytes.
 pub unsafe fn is_asked(addr: *const sockaddr, len: socklen_t) -> bool {
-    // SAFETY: `addr` has `len` bytes: guaranteed by the caller.
+    // SAFETY: `addr` is not NULL and has `len` bytes: guaranteed by the caller.
     !addr.is_null()
         && len as usize >= size_of::<sa_family_t>()
         && c_int::from(unsafe { (&raw const (*addr).sa_family).read_unaligned() }) == AF_UNSPEC
 }
 
-/// Makes a number of automatic mode a socket of the kernel's, without its rsockets.
+/// Makes a descriptor of automatic mode a kernel socket without rsockets. Does nothing in a child
+/// of vfork(2).
 pub fn leave_rdma(fd: c_int, entry: Entry) {
     if process::is_guest() {
         return;
@@ -42,7 +43,7 @@ pub fn leave_rdma(fd: c_int, entry: Entry) {
     }
 }
 
-/// Closes the rsocket of all its descriptors, as TCP does: the peer sees a reset.
+/// Removes an rsocket from all its descriptors, and closes it by a reset, as TCP does.
 fn reset(rsocket: c_int) {
     rsocket::reset_when_closed(rsocket);
     table::each(|number, entry| {
@@ -53,14 +54,14 @@ fn reset(rsocket: c_int) {
     });
 }
 
-// Descriptors that will be used by calls that do not come here: those of another process to which
-// they are passed (SCM_RIGHTS), and the C library's own (stdio).
+// Descriptors that will be used by calls that this library does not intercept: those of another
+// process to which they are passed (SCM_RIGHTS), and the C library's own (stdio).
 //
-// The data of a connection by RDMA is forwarded from then on ([`super::forward`]), so that its
-// descriptor is a TCP socket of the kernel for every use.
+// The data of an RDMA connection is forwarded from then on ([`super::forward`]), so that its
+// descriptor is a kernel TCP socket for every use.
 
-/// The entry of a descriptor without an attempt, which ends first. A child of vfork(2) cannot end
-/// its parent's.
+/// Returns the entry of a descriptor, after ending its attempt if there is one. A child of vfork(2)
+/// cannot end its parent's attempt.
 fn settled(fd: c_int) -> Option<Entry> {
     loop {
         match table::get(fd) {
@@ -70,8 +71,8 @@ fn settled(fd: c_int) -> Option<Entry> {
     }
 }
 
-/// Leaves a descriptor to the kernel. Fails for rsockets that are not of automatic mode, whose
-/// descriptors are no sockets of the kernel.
+/// Makes a descriptor usable by calls that are not intercepted. Fails for rsockets that are not of
+/// automatic mode, which have no kernel socket, and if a connection cannot be forwarded.
 pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
     let Some(entry) = settled(fd) else { return Ok(()) };
     errno::keeping(|| match entry.kind {
@@ -90,8 +91,8 @@ pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
     })
 }
 
-/// A program that is about to be executed gets the connection of a descriptor: its data is
-/// forwarded from now on. A program gets a listener as it is.
+/// Called before a program is executed with a descriptor. The data of an RDMA connection is
+/// forwarded from now on; the program gets a listener as it is.
 pub fn give_to_program(fd: c_int) {
     let Some(entry) = settled(fd) else { return };
     errno::keeping(|| match entry.kind {
@@ -105,20 +106,21 @@ pub fn give_to_program(fd: c_int) {
     });
 }
 
-/// A descriptor is about to lose FD_CLOEXEC, which it loses for a program only.
+/// Called before FD_CLOEXEC is cleared: an executed program will inherit `fd`.
 pub fn loses_cloexec(fd: c_int) {
     if table::get(fd).is_some() && errno::keeping(|| !open_fds::is_inheritable(fd)) {
         give_to_program(fd);
     }
 }
 
-/// sendmsg(2) is about to pass descriptors to another process.
+/// Called before sendmsg(2): makes the descriptors that it passes usable in another process.
+/// Returns the errno with which sendmsg(2) is to fail.
 ///
 /// # Safety
-/// As for sendmsg(2).
+/// `message` is NULL or valid for sendmsg(2).
 #[inline(always)]
 pub unsafe fn before_sendmsg(message: *const msghdr) -> Result<(), c_int> {
-    // SAFETY: as for this function.
+    // SAFETY: `message` is NULL or valid: guaranteed by the caller.
     unsafe {
         match message.as_ref() {
             Some(message) if !message.msg_control.is_null() && table::any() => pass(message),
@@ -135,15 +137,16 @@ unsafe fn pass(message: &msghdr) -> Result<(), c_int> {
     let (start, end) = (message.msg_control.cast::<u8>(), message.msg_controllen);
     let mut offset = 0;
     while offset + HEADER <= end {
-        // SAFETY: within the control messages.
+        // SAFETY: `HEADER` bytes at `offset` are within the control messages, which are readable.
         let header = unsafe { start.add(offset).cast::<cmsghdr>().read_unaligned() };
         if header.cmsg_len < HEADER || header.cmsg_len > end - offset {
-            // The kernel's error to report.
+            // The control message is invalid; the kernel reports this.
             return Ok(());
         }
         if (header.cmsg_level, header.cmsg_type) == (SOL_SOCKET, SCM_RIGHTS) {
             for number in 0..(header.cmsg_len - HEADER) / size_of::<c_int>() {
-                // SAFETY: within this control message.
+                // SAFETY: this control message, whose length was checked, has that many
+                // descriptors.
                 let fd = unsafe { start.add(offset + HEADER).cast::<c_int>().add(number).read_unaligned() };
                 leave_to_kernel(fd)?;
             }

@@ -1,9 +1,9 @@
-//! Whether a connection may use RDMA: what rules, the socket, its route and the past say.
+//! Whether a connection may use RDMA: by rules, the socket's options, its route, and past attempts.
 //!
-//! What is remembered of destinations, local addresses and commands is in a hash table of words,
-//! each with an outcome, the second in which it expires, and a hash of its subject. It is read and
-//! written without a lock. If two subjects have the same hash, which is improbable, a connection
-//! uses TCP where it could use RDMA.
+//! The past outcomes for destinations, local addresses and commands are in a hash table of words,
+//! each with an outcome, the second in which it expires, and a hash of its subject. The table is
+//! read and written without a lock. If two subjects have the same hash, which is improbable, a
+//! connection uses TCP where it could use RDMA.
 
 use core::ffi::c_int;
 use core::net::IpAddr;
@@ -31,8 +31,8 @@ pub fn has_kernel_option(fd: c_int) -> bool {
     READABLE_OPTIONS.into_iter().any(is_on) || kernel_options::are_set(fd) || waits_for_more() || tcp::is_signalled(fd)
 }
 
-/// Whether [`has_kernel_option`] asks the kernel for an option, which the program may take back.
-/// The last one has a name for IPv6, too.
+/// Whether [`has_kernel_option`] reads an option from the kernel, so that the program may switch it
+/// off again. IP_TRANSPARENT has a name for IPv6, too.
 pub fn is_readable_option(level: c_int, name: c_int) -> bool {
     READABLE_OPTIONS.contains(&(level, name)) || (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
 }
@@ -40,26 +40,28 @@ pub fn is_readable_option(level: c_int, name: c_int) -> bool {
 const READABLE_OPTIONS: [(c_int, c_int); 3] =
     [(SOL_SOCKET, SO_BINDTODEVICE), (SOL_SOCKET, SO_MARK), (IPPROTO_IP, libc::IP_TRANSPARENT)];
 
-/// The local address to which the program has bound the socket, if it is not a wildcard.
+/// The local address to which the program has bound the socket, unless neither address nor port is
+/// set.
 pub fn bound(fd: c_int) -> Option<SockAddr> {
     kernel::own(fd).filter(|own| own.port() != 0 || !own.address().is_unspecified())
 }
 
-/// The local address of the route to an address.
+/// Returns the local address of the route to an address.
 fn source(to: &SockAddr) -> Option<SockAddr> {
-    // No packet is sent.
+    // Connecting a UDP socket sends no packet.
     let udp = next_symbol::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if udp < 0 {
         return None;
     }
-    // Any port but 0, to which the kernel connects as well, but that is undocumented.
+    // Any port but 0. The kernel accepts 0, too, but this is undocumented.
     let to = if to.port() == 0 { to.with_port(1) } else { *to };
     let own = if kernel::connect(udp, &to) == 0 { kernel::own(udp) } else { None };
     next_symbol::close(udp);
     own
 }
 
-/// Whether rsockets can listen at a local address beside TCP, and so can be connected from there.
+/// Whether rsockets can listen at a local address beside TCP. Only then can a connection from this
+/// address use RDMA.
 pub fn is_rdma(own: &SockAddr) -> bool {
     let subject = Subject::Local(own.address());
     match find(subject) {
@@ -73,12 +75,12 @@ pub fn is_rdma(own: &SockAddr) -> bool {
     }
 }
 
-/// What rules out RDMA for an address without a system call: nearly every connection to a
-/// destination without RDMA.
+/// Fails with the reason that rules out RDMA for an address. Makes no system call, so that nearly
+/// every connection to a destination without RDMA is decided at little cost.
 pub fn ruled_out(to: &SockAddr) -> Result<(), Reason> {
     let (address, port) = (to.address(), to.port());
     Reason::Loopback.unless(!address.is_loopback())?;
-    // The kernel takes an unspecified address for a loopback address.
+    // The kernel treats an unspecified address as a loopback address.
     Reason::NoRoute.unless(!address.is_unspecified() && !address.is_multicast())?;
     Reason::Rule.unless(config::is_automatic(address, port))?;
     Reason::NoDevice.unless(find(Subject::Beyond(address)).is_none())?;
@@ -86,7 +88,7 @@ pub fn ruled_out(to: &SockAddr) -> Result<(), Reason> {
     Reason::WasRejected.unless(find(Subject::Port(address, port)).is_none())
 }
 
-/// Whether the connection of `fd` to an address that is not [ruled out](ruled_out) may use RDMA.
+/// Fails with the reason if `fd` may not use RDMA to an address that is not [ruled out](ruled_out).
 pub fn allows_rdma(fd: c_int, to: &SockAddr) -> Result<(), Reason> {
     Reason::Option.unless(!has_kernel_option(fd))?;
     Reason::UsedByChild.unless(!command().1)?;
@@ -102,9 +104,9 @@ pub fn allows_rdma(fd: c_int, to: &SockAddr) -> Result<(), Reason> {
     Err(Reason::NoDevice)
 }
 
-/// Copies options to set before an rsocket connects or listens.
+/// Copies the options that an rsocket needs before it connects or listens.
 pub fn copy_early_options(fd: c_int, rsocket: c_int) {
-    /// Which of the two sizes the program has set (linux/socket.h, since Linux 5.15).
+    /// Which of the two buffer sizes the program has set (linux/socket.h, since Linux 5.15).
     const SO_BUF_LOCK: c_int = 72;
     let set = |level, name, value: c_int| {
         let _ = crate::rsocket::set_option(rsocket, level, name, value);
@@ -114,7 +116,7 @@ pub fn copy_early_options(fd: c_int, rsocket: c_int) {
         if locked & bit != 0
             && let Some(size) = tcp::int(fd, SOL_SOCKET, name)
         {
-            // The kernel returns twice what was set.
+            // The kernel returns twice the size that was set.
             set(SOL_SOCKET, name, size / 2);
         }
     }
@@ -125,7 +127,7 @@ pub fn copy_early_options(fd: c_int, rsocket: c_int) {
     }
 }
 
-/// What is remembered.
+/// An outcome that is remembered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// A host did not answer by RDMA.
@@ -134,7 +136,7 @@ pub enum Outcome {
     Rejected,
     /// Rsockets cannot listen at a local address, beside TCP.
     Without,
-    /// Rsockets can.
+    /// Rsockets can listen at a local address, beside TCP.
     With,
     /// A child of a command has used the connection that its parent had made.
     UsedByChild,
@@ -145,12 +147,12 @@ impl Outcome {
         [Outcome::Silent, Outcome::Rejected, Outcome::Without, Outcome::With, Outcome::UsedByChild];
 }
 
-/// What an outcome is remembered of.
+/// What an outcome is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Subject {
     /// A host that did not answer.
     Host(IpAddr),
-    /// A host to which no RDMA device leads, of this process.
+    /// A host that no RDMA device of this process reaches.
     Beyond(IpAddr),
     Port(IpAddr, u16),
     Local(IpAddr),
@@ -158,10 +160,10 @@ pub enum Subject {
     Command(u64),
 }
 
-/// Entries, and how many of them one hash may use.
+/// The number of words, and the number that one hash may use.
 pub const MAX_REMEMBERED: usize = 1024;
 const WAYS: usize = 4;
-/// A word: the hash's upper bits, three bits for the outcome, and the second.
+/// A word has the hash's upper bits, three bits for the outcome, and the second when it expires.
 const TIME_BITS: u32 = 24;
 const OUTCOME_BITS: u32 = 3;
 const HASH_SHIFT: u32 = TIME_BITS + OUTCOME_BITS;
@@ -212,15 +214,15 @@ fn command() -> (Subject, bool) {
     (Subject::Command(word & !IS_KNOWN), word & IS_KNOWN != 0)
 }
 
-/// A child uses a connection that its parent has made. The connection ends with the parent, so
-/// those of the command are TCP's when it is started again.
+/// Called when a child uses a connection that its parent has made. The connection ends with the
+/// parent, so the next process that runs the same command connects over TCP.
 #[cold]
 pub fn used_by_child() {
     store(command().0, Outcome::UsedByChild, longest(Outcome::UsedByChild));
 }
 
-/// What is remembered of hosts that do not answer and of commands is shared by the user's
-/// processes: a program that makes one connection would wait, or lose it, each time.
+/// The words for silent hosts and for commands, which the user's processes share: otherwise each
+/// run of a program that makes one connection would wait, or lose the connection, again.
 static SHARED: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 
 fn words_for(subject: Subject, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
@@ -229,24 +231,24 @@ fn words_for(subject: Subject, hash: u64) -> impl Iterator<Item = &'static Atomi
     shared.unwrap_or(&WORDS)[first..first + WAYS].iter()
 }
 
-/// The memory that the user's processes share, if there is any.
+/// The memory that the user's processes share, or `WORDS` if it cannot be mapped.
 fn shared() -> Option<&'static [AtomicU64; MAX_REMEMBERED]> {
     if SHARED.load(Ordering::Acquire).is_null() {
         let new = errno::keeping(map).map_or(ptr::from_ref(&WORDS).cast_mut().cast(), NonNull::as_ptr);
-        // Of several threads that do so one loses its mapping, which does no harm.
+        // If several threads do this at once, all mappings but one are lost, which does no harm.
         SHARED.store(new, Ordering::Release);
     }
-    // SAFETY: a mapping of this length, or `WORDS`; neither goes away.
+    // SAFETY: `SHARED` is a mapping of this length, or `WORDS`; neither is ever freed.
     unsafe { SHARED.load(Ordering::Acquire).cast::<[AtomicU64; MAX_REMEMBERED]>().as_ref() }
 }
 
-/// Maps a file that only this user can have made and can write, of this network namespace. Its
-/// memory is there: touching a hole of a file system that is full would end the process.
+/// Maps a file for this user and network namespace that only the user can have made and can write.
+/// Its blocks are allocated: touching a hole of a full file system would end the process (SIGBUS).
 fn map() -> Option<NonNull<AtomicU64>> {
     const SIZE: usize = size_of::<[AtomicU64; MAX_REMEMBERED]>();
     let mut path = [0_u8; 80];
-    // SAFETY: the path is as long as said; a descriptor of this function only; a live structure; a
-    // new mapping of a file that is as long, of zeros at first.
+    // SAFETY: `path` has 80 bytes, as snprintf(3) is told; `fd` is used by this function only; the
+    // new mapping is no longer than the file, which is allocated.
     unsafe {
         let (user, path) = (libc::geteuid(), path.as_mut_ptr().cast());
         let space = open_fds::status_of(c"/proc/self/ns/net")?.st_ino;
@@ -265,25 +267,25 @@ fn map() -> Option<NonNull<AtomicU64>> {
 }
 
 fn second() -> u64 {
-    // The clock starts at 0. A word of 0 is an empty one.
+    // Plus one, since the clock starts at 0, and a word of 0 is empty.
     (process::now() / 1_000_000_000) as u64 + 1
 }
 
-/// Whether the second of a word is after `now`, in a clock that wraps around: by no more than words
-/// are remembered, or a word that has expired would count again half a turn later.
+/// Whether a word has not expired at `now`, in a clock that wraps around. The time left must not
+/// exceed [`longest`]: half a turn after a word has expired, its second would be ahead again.
 fn is_current(word: u64, now: u64) -> bool {
     let left = (word & TIME).wrapping_sub(now) & TIME;
     word != 0 && (1..=longest(outcome(word))).contains(&left)
 }
 
-/// The outcome of a word.
+/// Returns the outcome of a word.
 fn outcome(word: u64) -> Outcome {
     let number = word >> TIME_BITS & ((1 << OUTCOME_BITS) - 1);
     Outcome::ALL.get(number as usize).copied().unwrap_or(Outcome::Silent)
 }
 
-/// How long an outcome is remembered, in seconds: as the configuration says, and for three weeks
-/// what would cost a connection to find out again.
+/// How long an outcome is remembered, in seconds: as configured, but three weeks for commands,
+/// since finding out again would cost a connection.
 fn longest(outcome: Outcome) -> u64 {
     match (outcome, (config::remember() as u64).min(TIME / 2)) {
         (Outcome::UsedByChild, 1..) => 21 * 24 * 3600,
@@ -291,7 +293,7 @@ fn longest(outcome: Outcome) -> u64 {
     }
 }
 
-/// Returns what is remembered.
+/// Returns the outcome that is remembered for a subject and has not expired.
 pub fn find(subject: Subject) -> Option<Outcome> {
     let (hash, now) = (hash(subject), second());
     let mut words = words_for(subject, hash).map(|word| word.load(Ordering::Relaxed));
@@ -304,7 +306,7 @@ pub fn remember(subject: Subject, outcome: Outcome) {
     remember_for(TIME, subject, outcome);
 }
 
-/// Remembers an outcome for so many seconds at most.
+/// Remembers an outcome for at most `most` seconds.
 pub fn remember_for(most: u64, subject: Subject, outcome: Outcome) {
     store(subject, outcome, longest(outcome).min(most));
 }
@@ -322,11 +324,11 @@ fn store(subject: Subject, outcome: Outcome, seconds: u64) {
     }
 }
 
-/// Whether the process has an instance of io_uring, by which it may use its sockets past this
-/// library. The answer may be a second old. The sockets of many connections are not looked at.
+/// Whether the process has an instance of io_uring, which may use sockets without calling this
+/// library. The answer may be a second old. Descriptors that are known to be sockets are skipped.
 pub fn has_ring() -> bool {
     static KNOWN: AtomicI64 = AtomicI64::new(i64::MIN);
-    /// In place of the last bit of the time.
+    /// Replaces the last bit of the time.
     const HAS: i64 = 1;
     let (known, now) = (KNOWN.load(Ordering::Relaxed), process::now());
     if known.saturating_add(1_000_000_000) > now {
@@ -384,14 +386,14 @@ mod tests_of_remembered {
         let (command, _) = command();
         used_by_child();
         assert_eq!(find(command), Some(Outcome::UsedByChild));
-        // The user's next processes have the memory, too.
+        // Expire the words: the user's next processes have this memory, too.
         [one, other, command].into_iter().for_each(|subject| store(subject, Outcome::UsedByChild, 0));
         assert_eq!(find(command), None);
     }
 
     #[test]
     fn the_clock_may_wrap_around() {
-        // The second in which a word has expired is ahead again after half a turn, 97 days later.
+        // Half a turn (97 days) after a word has expired, its second is ahead again.
         assert!(!is_current(1 << HASH_SHIFT | 5, 6 + TIME / 2 + 2));
         assert!(is_current(1 << HASH_SHIFT | 5, TIME));
         assert!(!is_current(1 << HASH_SHIFT | 5, 5));

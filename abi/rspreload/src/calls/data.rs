@@ -1,5 +1,4 @@
-//! Calls that move data, and those that take the same arguments for an rsocket as for a socket of
-//! the kernel's.
+//! Calls that move data, and calls that take the same arguments for rsockets and kernel sockets.
 
 use core::ffi::{c_int, c_void};
 use core::slice;
@@ -16,18 +15,19 @@ use crate::table::{self, Kind};
 use crate::transition::{self, Intent};
 use crate::{auto, errno, next_symbol, rsocket_abi, tcp};
 
-/// `name by rname(arguments after the descriptor)`: calls that decide what a socket of fork mode
-/// is, and what they are asked to move. `before` may fail with an errno.
+/// `name by rname, intent, (arguments after the descriptor) -> result, what the call has to move,
+/// before a check that may fail with an errno`: calls that decide what a socket of fork mode is.
 macro_rules! forward_data {
     ($($name:ident by $to:ident, $intent:expr, ($($arg:ident: $type:ty),*) -> $result:ty, $asked:expr
         $(, before $before:expr)?;)*) => {$(exports! {
         #[doc = concat!(stringify!($name), "(2).")]
         fn $name(fd: c_int, $($arg: $type),*) -> $result {
-            // Out of line: otherwise the usual path would have to save its arguments.
+            // Out of line: otherwise the fast path would have to save its arguments.
             #[cold]
             #[inline(never)]
             unsafe fn decided(fd: c_int, $($arg: $type),*) -> $result {
-                // SAFETY: the C contract.
+                // SAFETY: the arguments are those of the C function, whose contract the program
+                // keeps.
                 unsafe {
                     match fds::data(fd, $intent) {
                         Target::Kernel => next_symbol::$name(fd, $($arg),*),
@@ -55,25 +55,27 @@ macro_rules! forward_data {
     })*};
 }
 
-/// The most buffers of a call.
+/// The maximum number of buffers in a call (UIO_MAXIOV).
 const MAX_BUFFERS: usize = 1024;
 
+/// Fails with `EMSGSIZE` if a message has too many buffers.
+///
 /// # Safety
-/// `message` is null or readable.
+/// `message` is NULL or readable.
 #[inline(always)]
 unsafe fn check_count(message: *const msghdr) -> Result<(), c_int> {
-    // SAFETY: as for this function.
+    // SAFETY: `message` is NULL or readable: guaranteed by the caller.
     let is_too_long = unsafe { message.as_ref().is_some_and(|message| message.msg_iovlen > MAX_BUFFERS) };
     if is_too_long { Err(libc::EMSGSIZE) } else { Ok(()) }
 }
 
-/// The intent of a call that receives.
+/// Returns the intent of a call that receives.
 #[inline(always)]
 fn receive(flags: c_int) -> Intent {
     if flags & MSG_DONTWAIT != 0 { Intent::ReceiveNow } else { Intent::Receive }
 }
 
-/// The intent of a call that sends.
+/// Returns the intent of a call that sends.
 #[inline(always)]
 fn transmit(flags: c_int) -> Intent {
     if flags & MSG_DONTWAIT != 0 { Intent::SendNow } else { Intent::Send }
@@ -120,20 +122,21 @@ exports! {
             entry => {
                 let purpose = || auto::purpose_of((level, name), value, len);
                 let result = auto::setsockopt(fd, entry, (level, name), purpose, rsockets, next);
-                // Otherwise the attempt has ended.
+                // `None`: a connection attempt has ended, and the descriptor is another kind of
+                // socket.
                 result.unwrap_or_else(|| setsockopt(fd, level, name, value, len))
             }
         }
     }
 }
 
-/// `name by rname, whether it is the peer's`: calls that return an address.
+/// `name by rname, whether it returns the peer's address`: calls that return an address.
 macro_rules! forward_name {
     ($($name:ident by $to:ident, $is_peer:expr;)*) => {$(exports! {
         #[doc = concat!(stringify!($name), "(2).")]
         fn $name(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
             if let (false, Fd::Connecting(entry)) = ($is_peer, Fd::of(fd)) {
-                // Only the end of the attempt decides the port.
+                // The local port is known only when the attempt has ended.
                 errno::keeping(|| transition::wait_for_change(fd, entry));
             }
             match Fd::of(fd) {
@@ -153,13 +156,15 @@ forward_name! {
     getsockname by rgetsockname, false;
 }
 
+/// Stores an address for the program. Returns 0, or -1 with `EFAULT` if a pointer is NULL.
+///
 /// # Safety
-/// As for getpeername(2).
+/// `len` is NULL or valid, and `addr` is NULL or writable for `*len` bytes.
 unsafe fn store(name: SockAddr, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     if addr.is_null() || len.is_null() {
         return errno::fail(libc::EFAULT);
     }
-    // SAFETY: as for this function.
+    // SAFETY: `len` is valid and `addr` writable for `*len` bytes: guaranteed by the caller.
     unsafe { name.write(addr, len) };
     0
 }
@@ -190,8 +195,8 @@ forward_data! {
     shutdown by rshutdown, Intent::Shutdown, (how: c_int) -> c_int, NOTHING;
 }
 
-// What is left of a blocking call on an rsocket whose descriptor became a TCP socket of the kernel
-// while the call slept: the rsocket does not block any more, so the call has returned early.
+// The rest of a blocking call on an rsocket whose descriptor became a kernel TCP socket while the
+// call slept. The rsocket no longer blocks then, so the call has returned early.
 
 /// What a call was asked to move, and how.
 #[derive(Clone, Copy)]
@@ -201,31 +206,35 @@ struct Asked<'a> {
     sends: bool,
 }
 
-/// A call that never moves more than it does at once.
+/// For a call that is never continued after it has moved some bytes.
 const NOTHING: Asked<'_> = Asked { buffers: &[], flags: 0, sends: false };
 
-/// The list of one buffer.
+/// Returns a list with one buffer.
 fn one(start: *const c_void, len: usize) -> [iovec; 1] {
     [iovec { iov_base: start.cast_mut(), iov_len: len }]
 }
 
+/// Returns the buffers of a call as a slice; an empty one for NULL.
+///
 /// # Safety
-/// The list has `count` buffers.
+/// `list` is NULL, or has `count` buffers during `'a`.
 unsafe fn list<'a>(list: *const iovec, count: usize) -> &'a [iovec] {
-    // SAFETY: as for this function.
+    // SAFETY: `list` has `count` buffers during `'a`: guaranteed by the caller.
     unsafe { if list.is_null() { &[] } else { slice::from_raw_parts(list, count) } }
 }
 
+/// Returns the buffers of a message; none for NULL.
+///
 /// # Safety
-/// `message` is null or readable, and so is its list.
+/// `message` is NULL, or it and its list of buffers are readable during `'a`.
 unsafe fn list_of<'a>(message: *const msghdr) -> &'a [iovec] {
-    // SAFETY: as for this function.
+    // SAFETY: `message` and its list are readable during `'a`: guaranteed by the caller.
     unsafe { message.as_ref().map_or(&[], |message| list(message.msg_iov, message.msg_iovlen)) }
 }
 
 impl Asked<'_> {
-    /// Whether the call returns early only for a reason: a blocking call that sends, or that waits
-    /// for all of what it receives.
+    /// Whether the kernel's call would only return early for a special reason: it blocks, and it
+    /// sends or waits for all bytes that it asks for.
     #[inline(always)]
     fn is_whole(&self) -> bool {
         !self.buffers.is_empty()
@@ -239,16 +248,16 @@ impl Asked<'_> {
 /// the rsocket no longer blocks.
 ///
 /// # Safety
-/// The buffers are those of the call.
+/// The buffers are readable if the call sends, and otherwise writable.
 #[inline(always)]
 unsafe fn finish(fd: c_int, done: ssize_t, asked: Asked<'_>, again: impl FnOnce() -> ssize_t) -> ssize_t {
     if done < 0 {
         return if has_moved(fd, asked) { again() } else { done };
     }
-    // Most calls have moved their only buffer.
+    // Most calls have one buffer, and have moved all of it.
     let is_short = asked.buffers.len() > 1 || asked.buffers.first().is_some_and(|one| (done as usize) < one.iov_len);
     if done > 0 && is_short && asked.is_whole() && matches!(Fd::of(fd), Fd::Tracked(_)) {
-        // SAFETY: as for this function.
+        // SAFETY: the buffers are readable or writable as `go_on` needs: guaranteed by the caller.
         return unsafe { go_on(fd, asked, done) };
     }
     done
@@ -257,15 +266,17 @@ unsafe fn finish(fd: c_int, done: ssize_t, asked: Asked<'_>, again: impl FnOnce(
 #[cold]
 fn has_moved(fd: c_int, asked: Asked<'_>) -> bool {
     if !asked.sends && asked.flags & libc::MSG_ERRQUEUE != 0 && errno::get() == libc::EOPNOTSUPP {
-        // There are never any errors in the queue.
+        // An rsocket's error queue is always empty.
         errno::set(libc::EAGAIN);
         return false;
     }
     errno::get() == libc::EAGAIN && matches!(Fd::of(fd), Fd::Tracked(_))
 }
 
+/// Continues a call that has moved `done` bytes, on the kernel socket. Returns the bytes in total.
+///
 /// # Safety
-/// The buffers are those of the call: readable if it sends, otherwise writable.
+/// The buffers are readable if the call sends, and otherwise writable.
 #[cold]
 unsafe fn go_on(fd: c_int, asked: Asked<'_>, done: ssize_t) -> ssize_t {
     let buffers = asked.buffers;
@@ -280,10 +291,11 @@ unsafe fn go_on(fd: c_int, asked: Asked<'_>, done: ssize_t) -> ssize_t {
             let mut message = msghdr::zero();
             message.msg_iov = rest.as_mut_ptr();
             message.msg_iovlen = rest.len() as _;
-            // SAFETY: the buffers are those of the call.
+            // SAFETY: `rest` describes a part of the buffers, which are readable or writable as
+            // needed.
             unsafe {
                 if asked.sends {
-                    // A call that has sent something does not raise SIGPIPE.
+                    // A call that has sent some bytes must not raise SIGPIPE.
                     next_symbol::sendmsg(fd, &raw const message, asked.flags | MSG_NOSIGNAL)
                 } else {
                     next_symbol::recvmsg(fd, &raw mut message, asked.flags)
@@ -294,7 +306,7 @@ unsafe fn go_on(fd: c_int, asked: Asked<'_>, done: ssize_t) -> ssize_t {
     done + more.unwrap_or(0).max(0)
 }
 
-/// Takes the first bytes off a list of buffers.
+/// Removes the first `bytes` bytes from a list of buffers.
 fn skip(list: &mut [iovec], mut bytes: usize) {
     for buffer in list {
         let part = bytes.min(buffer.iov_len);
@@ -304,19 +316,19 @@ fn skip(list: &mut [iovec], mut bytes: usize) {
     }
 }
 
-/// What is read and sent at once.
+/// The number of bytes that sendfile(2) reads and sends at a time.
 const PIECE: usize = 64 << 10;
-/// The kernel's limit for one call (linux/fs.h, with pages of 4 KB).
+/// The kernel's limit for the bytes of one call (linux/fs.h, with pages of 4 KB).
 const MAX_RW_COUNT: usize = 0x7fff_f000;
 
 exports! {
     /// sendfile(2).
     fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-        // off_t has 64 bits on the machines this is for.
+        // off_t has 64 bits on all supported machines.
         send_file(out, file, offset.cast(), count, || next_symbol::sendfile(out, file, offset, count))
     }
 
-    /// sendfile(2) by the name that it has in programs compiled for large files.
+    /// sendfile(2) under its name for programs that are compiled for large files.
     fn sendfile64(out: c_int, file: c_int, offset: *mut off64_t, count: size_t) -> ssize_t {
         send_file(out, file, offset, count, || next_symbol::sendfile64(out, file, offset, count))
     }
@@ -325,20 +337,22 @@ exports! {
 #[inline(always)]
 fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, next: impl FnOnce() -> ssize_t) -> ssize_t {
     match fds::data(out, Intent::Send) {
-        // The kernel, too, sends files only.
+        // The kernel cannot send from a socket either.
         Target::Kernel | Target::Rsocket(_) if matches!(Fd::of(file), Fd::Rsocket(_)) => errno::fail(EINVAL),
         Target::Kernel => next(),
-        // By its descriptor: the connection may begin to be forwarded.
-        // SAFETY: the C contract.
+        // Pass the descriptor, not the rsocket, as the library may start to forward the connection.
+        // SAFETY: `offset` is NULL or valid: the C contract of sendfile(2).
         Target::Rsocket(_) => unsafe { send_to(out, file, offset, len) },
         Target::Fails(why) => errno::fail(why),
     }
 }
 
+/// sendfile(2) to an rsocket.
+///
 /// # Safety
-/// As sendfile's.
+/// `offset` is NULL or valid for reads and writes.
 unsafe fn send_to(out: c_int, file: c_int, offset: *mut off64_t, count: usize) -> ssize_t {
-    // SAFETY: as sendfile's: guaranteed by the caller.
+    // SAFETY: `offset` is NULL or readable: guaranteed by the caller.
     let start = unsafe { if offset.is_null() { libc::lseek64(file, 0, SEEK_CUR) } else { offset.read() } };
     if start < 0 {
         return if offset.is_null() && errno::get() != ESPIPE { -1 } else { errno::fail(EINVAL) };
@@ -346,7 +360,7 @@ unsafe fn send_to(out: c_int, file: c_int, offset: *mut off64_t, count: usize) -
     let send = |buffer: &mut [u8]| send_pieces(out, file, start, count.min(MAX_RW_COUNT), buffer);
     let sent = memory::with(PIECE, send).unwrap_or_else(errno::fail);
     if sent > 0 {
-        // SAFETY: as sendfile's: guaranteed by the caller.
+        // SAFETY: `offset` is NULL or writable: guaranteed by the caller.
         unsafe {
             if offset.is_null() {
                 errno::keeping(|| libc::lseek64(file, start + sent as off64_t, SEEK_SET));
@@ -358,8 +372,8 @@ unsafe fn send_to(out: c_int, file: c_int, offset: *mut off64_t, count: usize) -
     sent
 }
 
-/// Returns the number of bytes sent before the end of the file or a failure, -1 if a failure came
-/// first.
+/// Returns the number of bytes sent before the end of the file or a failure; -1 if the first read
+/// or send failed.
 fn send_pieces(out: c_int, file: c_int, start: off64_t, count: usize, buffer: &mut [u8]) -> ssize_t {
     let mut sent = 0;
     while sent < count {
@@ -434,7 +448,7 @@ mod tests_of_remainder {
             .map(|part| iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
         for done in [1, 99, 100, 101, 249, 250] {
             for buffers in [&list[..], &one(data.as_ptr().cast(), data.len())] {
-                // SAFETY: live buffers.
+                // SAFETY: the buffers point to `data`, which is readable for their lengths.
                 assert_eq!(unsafe { go_on(client.as_raw_fd(), to_send(buffers), done) }, 250);
                 let mut got = vec![0; 250 - done as usize];
                 server.read_exact(&mut got).unwrap();
@@ -442,7 +456,7 @@ mod tests_of_remainder {
             }
         }
         client.set_nonblocking(true).unwrap();
-        // SAFETY: a live buffer.
+        // SAFETY: the buffer points to `data`, which has 250 bytes.
         assert_eq!(unsafe { go_on(client.as_raw_fd(), to_send(&one(data.as_ptr().cast(), 250)), 10) }, 10);
     }
 
@@ -453,11 +467,11 @@ mod tests_of_remainder {
         let buffers = one(room.as_mut_ptr().cast(), room.len());
         let asked = Asked { buffers: &buffers, flags: MSG_WAITALL, sends: false };
         client.write_all(b"3456789abc").unwrap();
-        // SAFETY: a live buffer.
+        // SAFETY: the buffer is writable for its length.
         assert_eq!(unsafe { go_on(server.as_raw_fd(), asked, 3) }, 10);
         assert_eq!(&room, b"\0\0\x003456789");
         drop(client);
-        // SAFETY: a live buffer.
+        // SAFETY: the buffer is writable for its length.
         assert_eq!(unsafe { go_on(server.as_raw_fd(), asked, 3) }, 6);
     }
 

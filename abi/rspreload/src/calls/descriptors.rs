@@ -1,4 +1,4 @@
-//! Calls that make, copy and close descriptors.
+//! Calls that create, copy and close descriptors.
 
 use core::ffi::c_int;
 
@@ -20,8 +20,8 @@ use crate::{auto, config, errno, fds, fork, next_symbol, open_fds, process, rsoc
 const FLAGS: c_int = SOCK_CLOEXEC | SOCK_NONBLOCK;
 
 exports! {
-    /// socket(2): an rsocket if the configuration wants one and librdmacm can make it, otherwise
-    /// the kernel's.
+    /// socket(2): returns an rsocket if the configuration asks for one and librdmacm can create it,
+    /// otherwise a kernel socket.
     safe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         let plain = kind & !FLAGS;
         let known = matches!(domain, AF_INET | AF_INET6 | AF_IB) && matches!(plain, SOCK_STREAM | SOCK_DGRAM);
@@ -53,7 +53,8 @@ exports! {
         match Fd::of(fd) {
             Fd::Rsocket(entry) => match accept_from(fd, entry.handle, addr, len, flags) {
                 Ok(new) => new,
-                // As TCP's socket, unless it is the rsocket's own errno that is wanted.
+                // TCP's errno for a socket that does not listen. In mode `rdma` the rsocket's errno
+                // stays.
                 Err(EBADF) if auto::is_auto(entry) => errno::fail(EINVAL),
                 Err(why) => errno::fail(why),
             },
@@ -83,13 +84,13 @@ exports! {
 }
 
 fn make(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
-    // Before the rsocket's own descriptors, to get the lowest descriptor: programs close 0 and
+    // Open the placeholder first, so that it gets the lowest free descriptor: programs close 0 and
     // expect the next socket there.
     let fd = fds::open_placeholder(kind & FLAGS)?;
     adopt(fd, rsocket::create(domain, kind, protocol))
 }
 
-/// Puts a new TCP socket of fork mode into the table. `fd` is the kernel's result.
+/// Stores the entry of a new TCP socket of fork mode. `fd` is the kernel's result, and is returned.
 fn enter_pending(fd: c_int, entry: Entry) -> c_int {
     if fd < 0 {
         return fd;
@@ -102,8 +103,8 @@ fn enter_pending(fd: c_int, entry: Entry) -> c_int {
     members::begin(fd)
 }
 
-/// Makes the placeholder `fd` stand for what a call of librdmacm returned. Closes both on failure
-/// of either.
+/// Makes the placeholder `fd` stand for `rsocket`, the result of a call of librdmacm. If that call
+/// or this function fails, both are closed.
 fn adopt(fd: c_int, rsocket: c_int) -> Result<c_int, c_int> {
     let adopted = if rsocket < 0 { Err(errno::get()) } else { fds::adopt(fd, rsocket) };
     adopted.map(|()| fd).inspect_err(|_| {
@@ -114,8 +115,10 @@ fn adopt(fd: c_int, rsocket: c_int) -> Result<c_int, c_int> {
     })
 }
 
+/// Accepts a connection from the rsocket `rsocket` of the listener `fd`.
+///
 /// # Safety
-/// As for accept4(2).
+/// `addr` and `len` are valid or NULL as accept4(2) allows.
 unsafe fn accept_from(
     fd: c_int,
     rsocket: c_int,
@@ -126,18 +129,18 @@ unsafe fn accept_from(
     if flags & !FLAGS != 0 {
         return Err(EINVAL);
     }
-    // As in the kernel, the descriptor comes first: without one, no connection is taken from the
+    // Open the descriptor first, as the kernel does: without one, no connection is taken from the
     // queue.
     let new = fds::open_placeholder(flags)?;
     rsocket::sync_nonblock(fd, rsocket);
-    // The program does not know the descriptor yet.
+    // For a cancelled thread: the program does not know the new descriptor yet.
     let close_placeholder = || {
         next_symbol::close(new);
     };
-    // SAFETY: the arguments of accept4(2): guaranteed by the caller.
+    // SAFETY: `addr` and `len` are valid for accept4(2): guaranteed by the caller.
     let taken = with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(rsocket, addr, len) });
     if taken >= 0 {
-        // An rsocket inherits its listener's flags, a socket on Linux does not.
+        // An accepted rsocket inherits its listener's flags; a socket on Linux does not.
         let status = if flags & SOCK_NONBLOCK != 0 { O_NONBLOCK } else { 0 };
         rdma::fcntl(taken, F_SETFL, status);
     }
@@ -147,14 +150,14 @@ unsafe fn accept_from(
 // close.
 
 exports! {
-    /// close(2). The rsocket is closed while its descriptor is still taken: otherwise another
-    /// thread could get the descriptor, and lose its entry.
+    /// close(2). An rsocket is closed before its placeholder: otherwise another thread could get
+    /// the descriptor's number meanwhile, and lose its entry.
     safe fn close(fd: c_int) -> c_int {
         if table::any() && table::get(fd).is_some() { close_known(fd) } else { close_unknown(fd) }
     }
 }
 
-/// close(2) of a descriptor without an entry: the kernel's, or one of the library's own.
+/// close(2) of a descriptor without an entry: a kernel descriptor or one of the library.
 #[inline(always)]
 fn close_unknown(fd: c_int) -> c_int {
     if table::any() && fds::is_library(fd) {
@@ -175,24 +178,24 @@ fn close_known(fd: c_int) -> c_int {
         if entry.handle == table::CLOSING {
             return errno::fail(EBADF);
         }
-        // A thread that is cancelled before the placeholder is closed would leave the descriptor
-        // taken.
+        // Not cancelled: a thread that ends before the placeholder is closed would leave the
+        // descriptor open.
         if let Some(result) = without_cancel(|_| close_entry(fd, entry)) {
             return result;
         }
     }
 }
 
-/// Closes a descriptor that has `entry`. Returns `None` if it has another one by now.
+/// Closes a descriptor whose entry is `entry`. Returns `None` if the entry has changed.
 fn close_entry(fd: c_int, entry: Entry) -> Option<c_int> {
-    // Closing an rsocket takes time, in which calls on the descriptor must not meet the
+    // While an rsocket is closed, which takes time, calls on the descriptor must not reach the
     // placeholder.
     let meanwhile = (entry.kind == Kind::Socket).then_some(Entry { handle: table::CLOSING, ..entry });
     table::replace(fd, Some(entry), meanwhile).then(|| {
         let released = fds::release(entry);
         let why = errno::get();
         if released < 0 && why == EAGAIN {
-            // In a signal handler, in the middle of another call: the rsocket stays open.
+            // This is a signal handler that has interrupted another call: the rsocket stays open.
             let _ = table::first(entry.handle, entry.index());
             table::replace(fd, meanwhile, Some(entry));
             return errno::fail(why);
@@ -213,9 +216,9 @@ fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
 
 // dup, dup2, fcntl.
 //
-// The copy of a placeholder is a placeholder. The kernel finds the descriptor, closes what was
-// there, and keeps the flags that belong to the descriptor. The table gets the same entry for it,
-// and the rsocket descriptor one reference more.
+// The copy of a placeholder is a placeholder. The kernel chooses its number, closes what was there,
+// and keeps the descriptor flags. The table gets an entry for the same rsocket, whose reference
+// count goes up.
 
 exports! {
     /// dup(2).
@@ -244,13 +247,13 @@ exports! {
         control(fd, cmd, arg, || next_symbol::fcntl(fd, cmd, arg))
     }
 
-    /// fcntl(2) by the name that it has in programs compiled for large files.
+    /// fcntl(2) under its name for programs that are compiled for large files.
     fn fcntl64(fd: c_int, cmd: c_int, arg: usize) -> c_int {
         control(fd, cmd, arg, || next_symbol::fcntl64(fd, cmd, arg))
     }
 }
 
-/// Copies a descriptor that has `entry`. `next` makes the kernel's copy.
+/// Copies a descriptor whose entry is `entry`. `next` creates the kernel's copy, which is returned.
 fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     if process::is_guest() {
         let copy = next();
@@ -282,20 +285,21 @@ fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     new
 }
 
-/// Adds a reference to what is behind a descriptor, which has had `entry`, for a copy. Returns the
-/// descriptor's entry and the copy's; `None` for a number of the kernel's.
+/// For a copy of `fd`, adds a reference to what is behind it. `entry` is the entry that was read
+/// before. Returns the current entry and the copy's, or `None` if `fd` has no entry. Fails with
+/// `EBADF` if the rsocket is being closed.
 fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, Entry)>, c_int> {
     loop {
         let Some(before) = entry else { return Ok(None) };
         if before.kind == Kind::Connecting {
             auto::end_attempt(fd, before);
         } else if before.kind == Kind::Pending && fork::stay_tcp(fd, before) {
-            // It has another entry.
+            // The entry may have changed: read it again.
         } else if let Some(copy) = fds::hold(before) {
             return Ok(Some((before, copy)));
         }
         entry = table::get(fd);
-        // Otherwise it has begun to be forwarded, or is another socket by now.
+        // An unchanged entry without a reference is being closed. A changed one is tried again.
         if entry == Some(before) && before.kind != Kind::Connecting {
             return Err(EBADF);
         }
@@ -303,12 +307,12 @@ fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, En
 }
 
 fn copy_to(old: c_int, new: c_int) -> c_int {
-    // A child of vfork(2) has descriptors of its own but its parent's memory: what it opens must
-    // not be entered there.
+    // A child of vfork(2) has descriptors of its own, but its parent's memory: what it opens must
+    // not get an entry there.
     let is_guest = process::is_guest();
     let is_rsocket = |entry: Entry| entry.kind == Kind::Connecting || is_auto_rsocket(entry);
     if new <= libc::STDERR_FILENO && !is_guest && table::get(old).is_some_and(is_rsocket) {
-        // For stdio. Without memory it meets a socket that is not connected.
+        // stdio makes calls that are not intercepted. Without memory it gets an unconnected socket.
         let _ = auto::outside::leave_to_kernel(old);
     }
     let source = if is_guest { table::get(old) } else { fds::current_entry(old) };
@@ -316,8 +320,8 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
         return errno::fail(EBUSY);
     }
     let copy = source.map_or(Ok(None), |source| {
-        // A child that copies a connection is usually about to execute a program, which may only
-        // read: its data is forwarded from now on.
+        // A child that copies a connection usually executes a program next. Forward the data from
+        // now on, because a program that only reads would not start the forwarding.
         auto::execute_with(source);
         if is_guest {
             auto::guest_copies(old, source);
@@ -339,7 +343,7 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     }
     members::forget(new);
     if let Some(before) = table::swap(new, copy) {
-        // The kernel, too, ignores errors of this implicit close.
+        // The kernel ignores errors of this implicit close, too.
         errno::keeping(|| fds::release(before));
     }
     if let Some(copy) = copy {
@@ -348,8 +352,8 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     result
 }
 
-/// Whether `new` is a descriptor of the library's: the kernel's error for a descriptor that is
-/// being opened is EBUSY.
+/// Whether `new` is a descriptor of the library. dup2(2) then fails with EBUSY, the kernel's error
+/// for a descriptor that is being opened.
 fn is_taken(new: c_int) -> bool {
     fds::current_entry(new).is_none() && fds::is_library(new)
 }
@@ -358,9 +362,9 @@ fn is_auto_rsocket(entry: Entry) -> bool {
     entry.kind == Kind::Socket && auto::is_auto(entry)
 }
 
-/// Returns the entry that `new` is to have.
+/// Returns the entry for the copy `new`, `None` if it needs none. Fails with an errno.
 fn prepare_copy(old: c_int, source: Entry, new: c_int) -> Result<Option<Entry>, c_int> {
-    // Checked before the table grows for it: `new` may be any descriptor.
+    // Check `new`, which may be any number, before the table grows for it.
     if !open_fds::is_possible(new) {
         return Err(EBADF);
     }
@@ -381,28 +385,28 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
         (F_GETFL, Fd::Rsocket(_)) => {
             rsocket::sync_nonblock(fd, entry.handle);
             let flags = rdma::fcntl(entry.handle, cmd, 0);
-            // Programs check the access mode.
+            // Programs check the access mode, which an rsocket's flags do not contain.
             if flags < 0 { flags } else { flags | O_RDWR }
         }
-        // The argument is an int: the upper half of the register is undefined.
-        // The kernel's socket sends signals.
+        // Only a kernel socket sends signals (O_ASYNC). `arg` is an int, so the upper half of the
+        // register is undefined.
         (F_SETFL, Fd::Rsocket(_))
             if arg as c_int & O_ASYNC != 0 && is_auto_rsocket(entry) && auto::outside::leave_to_kernel(fd).is_ok() =>
         {
             next()
         }
         (F_SETFL, Fd::Rsocket(_)) => set_flags(fd, entry.handle, arg as c_int),
-        // Flags of the descriptor, and locks, are those of the placeholder. Sockets have no use for
-        // locks.
+        // Descriptor flags and locks are those of the placeholder. Locks are meaningless on
+        // sockets.
         (F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW, _) => next(),
-        // The descriptor is a socket of the kernel, which takes what sockets take.
+        // The placeholder is a TCP socket, which accepts all commands for sockets.
         (_, Fd::Rsocket(entry)) if auto::is_auto(entry) => next(),
         // Commands for signals, owners and leases would have no effect.
         _ => errno::fail(EINVAL),
     }
 }
 
-/// Sets O_NONBLOCK of the placeholder, too: see [`rsocket::sync_nonblock`].
+/// Sets the flags of an rsocket, and O_NONBLOCK of its placeholder.
 fn set_flags(fd: c_int, rsocket: c_int, flags: c_int) -> c_int {
     let result = rdma::fcntl(rsocket, F_SETFL, flags);
     if result >= 0 {
@@ -428,7 +432,7 @@ mod tests_of_dup {
         let [placeholder, rsocket] = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
         let (fd, rsocket) = (placeholder.as_raw_fd(), rsocket.as_raw_fd());
         let (barrier, changed) = (Barrier::new(2), AtomicBool::new(false));
-        // SAFETY: no pointers.
+        // SAFETY: F_GETFL takes no pointer.
         let is_nonblocking = |fd| unsafe { libc::fcntl(fd, F_GETFL) } & O_NONBLOCK != 0;
         let mut wrong = 0;
         std::thread::scope(|scope| {

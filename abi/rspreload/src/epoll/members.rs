@@ -1,6 +1,6 @@
-//! A record of the program's epoll instances of which a TCP socket is a member that may become an
-//! rsocket: epoll_ctl(2) keeps it. What has the socket's descriptor in an instance without being
-//! the socket (a copy of it may have kept another file there) is not in the record.
+//! A record of each TCP socket that may become an rsocket: the program's epoll instances of which
+//! it is a member, as epoll_ctl(2) has told. It does not cover what stays in an instance after its
+//! descriptor was closed, because a copy keeps the file open.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -11,45 +11,46 @@ use crate::memory::Plain;
 use crate::table::Growing;
 use crate::{process, sockets};
 
-/// The most instances of which a socket can be a member while it becomes an rsocket.
+/// Maximum number of instances of which a socket can be a member while it becomes an rsocket.
 pub const MAX_INSTANCES: usize = 8;
 
-/// An instance, plus one (0 for none), and the event that the program has asked for.
+/// The descriptor of an instance, plus one (0 for none), and the event that the program asked for.
 struct Member {
     epoll: AtomicI32,
-    /// What the number of the instance had as its `instance`.
+    /// `Record::instance` of the instance's descriptor when the socket was added.
     instance: AtomicU32,
     events: AtomicU32,
     data: AtomicU64,
 }
 
-/// What is known of a descriptor.
+/// What is known about a descriptor.
 struct Record {
-    /// When socket(2) has returned the descriptor, as [`GENERATION`] counts; 0 if another call has.
+    /// Value of [`GENERATION`] when socket(2) returned the descriptor; 0 if it is not from
+    /// socket(2).
     made: AtomicU32,
-    /// 1 if the socket is or was a member of more instances.
+    /// 1 if the socket is or was a member of more than [`MAX_INSTANCES`] instances.
     more: AtomicU32,
     members: [Member; MAX_INSTANCES],
-    /// Odd if the descriptor is an epoll instance that has or had a socket. Changes when the fd is
-    /// reused.
+    /// Odd if the descriptor is an epoll instance to which a recorded socket was added. Changes
+    /// when such a descriptor is reused.
     instance: AtomicU32,
 }
 
-// SAFETY: atomic integers. Zeros are no record.
+// SAFETY: the fields are atomic integers, for which zeros are valid. They mean no record.
 unsafe impl Plain for Record {}
 
-/// By descriptor.
+/// The records, by descriptor.
 static RECORDS: Growing<Record> = Growing::new();
 
 /// 1 plus the number of fork(2) calls of this process and, before it was forked, of its ancestors.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
-/// What the number of an instance has as its `instance`.
+/// Returns `Record::instance` of an epoll instance, or 0 without a record.
 fn instance(epfd: c_int) -> u32 {
     RECORDS.get(epfd).map_or(0, |number| number.instance.load(SeqCst))
 }
 
-/// The process is about to fork.
+/// Called before fork(2): sockets from before it are no longer owned by one process only.
 pub fn begin_generation() {
     GENERATION.fetch_add(1, SeqCst);
 }
@@ -58,7 +59,8 @@ fn record(fd: c_int) -> Option<&'static Record> {
     RECORDS.get(fd).filter(|record| record.made.load(SeqCst) != 0)
 }
 
-/// socket(2) has returned `fd`, or the socket is a new one again. Returns `fd`.
+/// Begins a record: socket(2) has returned `fd`, or connect(2) with AF_UNSPEC has reset its socket.
+/// Returns `fd`.
 pub fn begin(fd: c_int) -> c_int {
     if let Ok(record) = RECORDS.get_or_grow(fd) {
         if record.made.load(SeqCst) != 0 {
@@ -69,7 +71,7 @@ pub fn begin(fd: c_int) -> c_int {
     fd
 }
 
-/// The descriptor is another file from now on.
+/// Ends the record of a descriptor that is a new file from now on.
 #[inline(always)]
 pub fn forget(fd: c_int) {
     if let Some(record) = RECORDS.get(fd)
@@ -79,23 +81,23 @@ pub fn forget(fd: c_int) {
     }
 }
 
-/// Whether the instances are known of which the socket is a member.
+/// Whether it is recorded of which instances the socket is a member.
 pub fn are_known(fd: c_int) -> bool {
     record(fd).is_some()
 }
 
-/// Whether this process has made the socket, and has not forked since: no other process has it.
+/// Whether no other process has the socket: this process has created it and has not forked since.
 pub fn is_own(fd: c_int) -> bool {
     record(fd).is_some_and(|record| record.made.load(SeqCst) == GENERATION.load(SeqCst))
 }
 
-/// Whether the socket may be a member of more instances than the record has room for.
+/// Whether the socket may be a member of more instances than the record has space for.
 pub fn are_too_many(fd: c_int) -> bool {
     record(fd).is_some_and(|record| record.more.load(SeqCst) != 0)
 }
 
 impl Record {
-    /// A child of vfork(2) has the record of its parent, and numbers of its own.
+    /// Does nothing in a child of vfork(2), which has its own descriptors but its parent's records.
     #[cold]
     fn forget(&self) {
         if !process::is_guest() {
@@ -110,13 +112,13 @@ impl Record {
         self.members.iter().for_each(|member| member.epoll.store(0, SeqCst));
     }
 
-    /// The member of the instance that has the descriptor, or had it before.
+    /// Returns the entry for the epoll descriptor `epfd`, which may be stale.
     fn member(&self, epfd: c_int) -> Option<&Member> {
         self.members.iter().find(|member| member.epoll.load(SeqCst) == epfd + 1)
     }
 }
 
-/// epoll_ctl(2) has succeeded on a descriptor of the kernel's.
+/// Records an epoll_ctl(2) that has succeeded on a kernel descriptor.
 #[inline(always)]
 pub fn note(epfd: c_int, op: c_int, fd: c_int, event: impl FnOnce() -> Option<epoll_event>) {
     if let Some(record) = record(fd) {
@@ -125,7 +127,7 @@ pub fn note(epfd: c_int, op: c_int, fd: c_int, event: impl FnOnce() -> Option<ep
 }
 
 /// epoll_ctl(2) of a socket that is a member in the record only. Fails as the kernel does, and with
-/// `E2BIG` beyond [`MAX_INSTANCES`].
+/// `E2BIG` for more than [`MAX_INSTANCES`] instances or without a record.
 pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<(), c_int> {
     let record = record(fd).ok_or(libc::E2BIG)?;
     let is_current = |member: &&Member| member.instance.load(SeqCst) == instance(epfd);
@@ -168,14 +170,14 @@ pub fn leave(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;
         if epfd >= 0 && sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, None) != 0 {
-            // The instance was closed, and its descriptor is something else by now.
+            // The instance was closed, and its number may be in use again.
             member.epoll.store(0, SeqCst);
         }
     }
 }
 
-/// Makes the descriptor a member again, as what it is now. Not of an instance that was closed
-/// meanwhile, whose descriptor may be another one's.
+/// Makes the descriptor a member of the recorded instances again, as what it is now. Skips an
+/// instance that was closed meanwhile, whose number may be in use again.
 pub fn join(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;

@@ -1,4 +1,4 @@
-//! With the kernel's sockets and epolls in the part of librdmacm's.
+//! Unit tests of epoll. Kernel sockets and epoll instances take the place of librdmacm's.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
@@ -11,11 +11,11 @@ use crate::fds;
 
 fn control_event(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> c_int {
     let mut event = event;
-    // SAFETY: null or an event of this function.
+    // SAFETY: the pointer is NULL or points to `event`, which outlives the call.
     control(epfd, op, fd, unsafe { Event::new(event.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut)) })
 }
 
-/// A socket of the program: a placeholder, and the "rsocket" behind it.
+/// A socket of the program: a placeholder, and the kernel socket that acts as its rsocket.
 struct Rsocket {
     placeholder: OwnedFd,
     rsocket: OwnedFd,
@@ -46,12 +46,12 @@ impl Drop for Rsocket {
     }
 }
 
-/// An epoll of the program.
+/// An epoll instance of the program.
 struct Epoll(OwnedFd);
 
 impl Epoll {
     fn new() -> Epoll {
-        // SAFETY: a new descriptor.
+        // SAFETY: epoll_create1(2) has just returned the descriptor, which nothing else owns.
         let epoll = Epoll(unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(EPOLL_CLOEXEC)) });
         table::swap(epoll.fd(), None);
         epoll
@@ -68,7 +68,7 @@ impl Epoll {
 
     fn wait(&self, max: usize, timeout: c_int) -> Vec<(u64, u32)> {
         let mut events = vec![epoll_event { events: 0, u64: 0 }; max];
-        // SAFETY: as long as it says.
+        // SAFETY: `events` is writable for `max` events.
         let count = unsafe { crate::calls::waits::epoll_wait(self.fd(), events.as_mut_ptr(), max as c_int, timeout) };
         let mut list: Vec<_> = events[..count as usize].iter().map(|event| (event.u64, event.events)).collect();
         list.sort_unstable();
@@ -128,7 +128,7 @@ fn a_wait_ends_with_its_time_and_wakes_for_an_rsocket() {
         rsocket.peer.send(b"a").unwrap();
         assert_eq!(waiting.join().unwrap(), [(2, IN)]);
     });
-    // The edge has been told, and the side has nothing.
+    // The edge has been reported, and the side has no events.
     assert_eq!(epoll.wait(4, 1), []);
 }
 
@@ -195,7 +195,7 @@ fn each_number_of_an_rsocket_is_a_member() {
         table::swap(copy.as_raw_fd(), Some(entry));
     }
     let [one, two] = copies.each_ref().map(|copy| copy.as_raw_fd());
-    // The first that comes has a side, whatever its index is.
+    // The first descriptor that is added gets a side, whatever its index is.
     epoll.control(EPOLL_CTL_ADD, two, EPOLLIN, 2).unwrap();
     for (fd, op) in [(one, EPOLL_CTL_MOD), (one, EPOLL_CTL_DEL), (rsocket.fd(), EPOLL_CTL_DEL)] {
         assert_eq!(epoll.control(op, fd, EPOLLIN, 0), Err(ENOENT));
@@ -238,7 +238,7 @@ fn a_record_has_what_the_program_has_asked_for_last() {
     let epolls: Vec<_> = (0..=MAX_INSTANCES).map(|_| Epoll::new()).collect();
     let out = |data| epoll_event { events: EPOLLOUT as u32, u64: data };
     let add = |epoll: &Epoll, op, mut event: epoll_event| {
-        // SAFETY: an event of this test.
+        // SAFETY: `event` outlives the call.
         unsafe {
             assert_eq!(libc::epoll_ctl(epoll.fd(), op, fd, &raw mut event), 0);
             note(epoll.fd(), op, fd, || Some(event));
@@ -273,11 +273,11 @@ fn an_instance_that_was_closed_is_not_joined_again() {
     closed.control(EPOLL_CTL_ADD, fd, EPOLLOUT, 1).unwrap();
     kept.control(EPOLL_CTL_ADD, fd, EPOLLOUT, 2).unwrap();
     leave(fd);
-    // The descriptor is another instance's.
+    // The number is another instance now.
     crate::calls::dup2(Epoll::new().fd(), closed.fd());
     join(fd);
     assert_eq!((closed.wait(9, 0), kept.wait(9, 0)), (vec![], vec![(2, EPOLLOUT as u32)]));
-    // Of which the socket is no member.
+    // The socket is no member of that instance.
     let event = Some(epoll_event { events: EPOLLOUT as u32, u64: 3 });
     let control = |op| super::members::control(closed.fd(), op, fd, event);
     assert_eq!([EPOLL_CTL_DEL, EPOLL_CTL_MOD].map(control), [Err(ENOENT); 2]);

@@ -1,12 +1,12 @@
 //! Both ends of the handshake.
 //!
-//! The accepting end listens as an rsocket where the TCP connection came in, sends the word, and
-//! accepts the peer's rsocket. The connecting end finds the word and connects an rsocket.
+//! The accepting end listens as an rsocket at the local address of the TCP connection, sends the
+//! word, and accepts the peer's rsocket. The connecting end reads the word and connects an rsocket.
 //!
-//! Anyone can connect an rsocket while a process listens. Our other end connects from the TCP
-//! connection's own address and port. The reference's has any port, and so has ours if that port is
-//! taken: then the host must be the same. Both ends of the TCP connection tell when it is complete:
-//! the peer ends it once its rsocket is connected.
+//! Anyone can connect an rsocket while a process listens. Our connecting end uses the address and
+//! the port of the TCP connection. rdma-core's uses any port, and so does ours if that port is
+//! taken: then only the host must match. The peer shuts down the TCP connection once its rsocket is
+//! connected, and the accepting end waits for this, too.
 
 use core::ffi::c_int;
 
@@ -18,24 +18,23 @@ use crate::sockets::{SockAddr, kernel, rdma};
 use crate::transition::Intent;
 use crate::{errno, rsocket, rsocket_abi, tcp};
 
-/// How long either end waits for the other, in milliseconds, where the program has not asked for
-/// waiting itself.
+/// How long an end waits for the other in a call that need not wait itself, in milliseconds.
 const HANDSHAKE_TIMEOUT: c_int = 10_000;
 
-/// The word that the accepting end sends when it listens as an rsocket: zeros.
+/// The word: four zero bytes, which the accepting end sends when it listens as an rsocket.
 pub const WORD: [u8; 4] = [0; 4];
 
 /// What has arrived over TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Heard {
     Word,
-    /// Data, or the end.
+    /// Data, or the end of the connection.
     Other,
-    /// Nothing. recv(2) would fail with this errno.
+    /// Nothing has arrived. recv(2) would fail with this errno.
     Nothing(c_int),
 }
 
-/// Decides for a socket that was connected.
+/// Decides what a connected socket becomes.
 pub fn find_word(tcp: c_int, role: Role, intent: Intent) -> Outcome {
     if intent.sends() {
         return find_word_to_send(tcp);
@@ -43,7 +42,7 @@ pub fn find_word(tcp: c_int, role: Role, intent: Intent) -> Outcome {
     match hear(tcp) {
         Heard::Nothing(error) => Outcome::Later(error),
         Heard::Other => Outcome::Tcp,
-        // The other end has seen data over TCP and waits no longer.
+        // The other end has received data over TCP, and waits no longer.
         Heard::Word if role == Role::Late => drop_word(tcp),
         Heard::Word => connect(tcp),
     }
@@ -53,7 +52,7 @@ fn find_word_to_send(tcp: c_int) -> Outcome {
     if !is_connected(tcp) {
         return Outcome::Later(EAGAIN);
     }
-    // A peer that is no server in fork mode may wait for data and send nothing.
+    // A peer that is no server in fork mode may send nothing until it has received data.
     let mut fds = [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }];
     if !tcp::poll(&mut fds, &Deadline::after(0)) {
         if !kernel::own(tcp).is_some_and(|own| tcp::shares_port(&own)) {
@@ -64,7 +63,7 @@ fn find_word_to_send(tcp: c_int) -> Outcome {
         }
     }
     if fds[0].revents & (libc::POLLERR | libc::POLLNVAL) != 0 {
-        // Left for the program's call: recv(2) would consume the error.
+        // Leave the error to the program's call: recv(2) here would consume it.
         return Outcome::Tcp;
     }
     match hear(tcp) {
@@ -73,13 +72,13 @@ fn find_word_to_send(tcp: c_int) -> Outcome {
     }
 }
 
-/// False while a non-blocking connect(2) is in progress.
+/// Whether the socket is connected. False while a non-blocking connect(2) is in progress.
 fn is_connected(tcp: c_int) -> bool {
     let mut fds = [pollfd { fd: tcp, events: libc::POLLOUT, revents: 0 }];
     tcp::poll(&mut fds, &Deadline::after(0))
 }
 
-/// The word arrives in one piece: it is sent whole, before anything else.
+/// Returns what has arrived. The word arrives in one piece, because it is sent whole and first.
 fn hear(tcp: c_int) -> Heard {
     let mut bytes = [1; WORD.len()];
     match tcp::peek(tcp, &mut bytes, libc::MSG_DONTWAIT) {
@@ -92,13 +91,13 @@ fn hear(tcp: c_int) -> Heard {
 fn connect(tcp: c_int) -> Outcome {
     let (Some(peer), Some(own)) = (kernel::peer(tcp), kernel::own(tcp)) else { return Outcome::Tcp };
     if !tcp::shares_port(&own) {
-        // Data that looks like the word.
+        // The bytes are data: no rsocket listens at this address.
         return Outcome::Tcp;
     }
     let rsocket = tcp::make_rsocket(&peer, |rsocket| {
-        // Binds to the TCP connection's address and port, by which the other end matches the two.
-        // If that port is taken: to another port of the address, which tells this end from
-        // strangers. Otherwise the routes choose the address.
+        // Bind to the TCP connection's address and port, by which the other end recognizes the
+        // rsocket. If the port is taken, bind to another port of the address, so that the host
+        // still matches. If this fails, too, the route chooses the address.
         let _ = rdma::bind(rsocket, &own) == 0 || rdma::bind(rsocket, &own.with_port(0)) == 0;
         rdma::connect(rsocket, &peer) == 0
     });
@@ -108,7 +107,7 @@ fn connect(tcp: c_int) -> Outcome {
     }
 }
 
-/// The connection stays TCP. Consumes the word, which the program must not read.
+/// Consumes the word, which the program must not read, and leaves the connection to TCP.
 fn drop_word(tcp: c_int) -> Outcome {
     kernel::receive(tcp, &mut [0; WORD.len()], libc::MSG_DONTWAIT);
     Outcome::Tcp
@@ -116,24 +115,24 @@ fn drop_word(tcp: c_int) -> Outcome {
 
 // The accepting end.
 
-/// How long the peer may take to answer the word, in milliseconds. A waiting peer answers at once;
-/// a silent one blocks the caller and other listeners.
+/// How long the peer may take to answer the word, in milliseconds. A waiting peer answers at once.
+/// A silent one delays the caller, and other connections that want to listen at the address.
 const ANSWER_TIMEOUT: c_int = 2_000;
 
-/// How long the rsocket may take to come after the peer has ended TCP, in milliseconds.
+/// How long the rsocket may take to arrive after the peer has ended TCP, in milliseconds.
 const END_TIMEOUT: c_int = 1_000;
 
-/// Between two attempts to listen, in milliseconds.
+/// Time between two attempts to listen, in milliseconds.
 const RETRY_DELAY: c_int = 10;
 
-/// More than one: a stranger's rsocket must not keep the peer out.
+/// More than one, so that a stranger's rsocket does not keep the peer out.
 const BACKLOG: c_int = 16;
 
-/// Decides for a socket that was accepted.
+/// Decides what an accepted socket becomes.
 pub fn accept(tcp: c_int) -> Outcome {
     let (Some(own), Some(peer)) = (kernel::own(tcp), kernel::peer(tcp)) else { return Outcome::Tcp };
-    // A peer that speaks first has not waited for the word: it is not in fork mode, or has given
-    // up.
+    // A peer that has sent something has not waited for the word: it is not in fork mode, or no
+    // longer waits.
     if !tcp::is_silent(tcp) || !tcp::shares_port(&own) {
         return Outcome::Tcp;
     }
@@ -144,14 +143,15 @@ pub fn accept(tcp: c_int) -> Outcome {
     rsocket.map_or(Outcome::Tcp, Outcome::Rsocket)
 }
 
-/// Listens at the local address of a connection, as long as its peer is silent. Threads and
-/// processes take turns: an address has one listener.
+/// Listens at the local address of a connection, as long as its peer is silent. Returns the
+/// listener, or `None` if there is none. Threads and processes take turns, because an address can
+/// have one listener.
 fn listen(tcp: c_int, own: &SockAddr) -> Option<c_int> {
     let end = Deadline::after(HANDSHAKE_TIMEOUT);
     loop {
         let listener = tcp::make_rsocket(own, |rsocket| {
             let _ = rsocket::set_option(rsocket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
-            // Non-blocking: a connection may be gone before accept.
+            // Non-blocking: a connection may fail between poll and accept.
             tcp::bind(rsocket, own)
                 && rsocket_abi::rlisten(rsocket, BACKLOG) == 0
                 && rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK) == 0
@@ -165,15 +165,15 @@ fn listen(tcp: c_int, own: &SockAddr) -> Option<c_int> {
     }
 }
 
-/// The rsockets that have come to a listener.
+/// The rsockets that have connected to a listener.
 struct Arrivals {
     listener: c_int,
     peer: SockAddr,
-    /// One from the peer's host, -1 for none.
+    /// The latest rsocket from the peer's host, or the one from the peer's port. -1 for none.
     rsocket: c_int,
-    /// It comes from the peer's port.
+    /// `rsocket` comes from the peer's port.
     is_exact: bool,
-    /// Others have come from the host, neither of them from the peer's port.
+    /// Several rsockets have come from the peer's host.
     are_several: bool,
 }
 
@@ -182,8 +182,8 @@ impl Arrivals {
         Arrivals { listener, peer, rsocket: -1, is_exact: false, are_several: false }
     }
 
-    /// Waits for the peer's rsocket, and the end of the TCP connection. Returns `None` if the
-    /// connection goes on over TCP.
+    /// Waits for the peer's rsocket, and for the end of the TCP connection. Returns the rsocket, or
+    /// `None` if the connection stays TCP.
     fn wait(mut self, tcp: c_int) -> Option<c_int> {
         let asked = |fd| pollfd { fd, events: POLLIN | POLLRDHUP, revents: 0 };
         let mut fds = [asked(self.listener), asked(tcp)];
@@ -206,7 +206,8 @@ impl Arrivals {
                     }
                 }
             }
-            // Data must not reach the wrong end.
+            // Use no rsocket that may belong to another connection: data must not reach the wrong
+            // peer.
             if has_ended && self.rsocket >= 0 && (self.is_exact || !self.are_several) {
                 return Some(self.rsocket);
             }

@@ -1,4 +1,5 @@
-//! Both ends in one process, with the kernel's sockets in the part of rsockets.
+//! Unit tests of fork mode, with both ends in one process. Kernel sockets take the place of
+//! rsockets.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,8 +10,8 @@ use libc::{EAGAIN, POLLIN};
 use super::*;
 use crate::calls::tests as test_sockets;
 
-/// A connection: the end that connected, and the accepted one. Its port is free for an "rsocket" to
-/// listen.
+/// Returns the connecting and the accepted end of a connection. Its port is free, so that a kernel
+/// socket can listen there in place of an rsocket.
 fn connection() -> (TcpStream, TcpStream) {
     let (client, server) = test_sockets::connection();
     for (socket, role) in [(&client, Role::Active), (&server, Role::Passive)] {
@@ -29,12 +30,12 @@ fn role(socket: &TcpStream) -> Option<Role> {
     table::get(socket.as_raw_fd()).map(Role::of)
 }
 
-/// Forgets a socket, and gives the "rsocket" that it became.
+/// Removes a socket's entry, and returns the kernel socket that acts as its rsocket.
 fn rsocket(socket: &TcpStream) -> TcpStream {
     let entry = table::swap(socket.as_raw_fd(), None).unwrap();
     assert_eq!(entry.kind, Kind::Socket);
     assert!(table::drop(entry.handle));
-    // SAFETY: nobody else has it any more.
+    // SAFETY: the last reference was dropped, so nothing else owns the descriptor.
     unsafe { std::os::fd::FromRawFd::from_raw_fd(entry.handle) }
 }
 
@@ -59,7 +60,7 @@ fn both_ends_become_rsockets() {
     }
 }
 
-/// A connection from 127.0.0.`host`.
+/// Returns a connection from 127.0.0.`host`.
 fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
     let from = libc::sockaddr_in {
         sin_family: libc::AF_INET as libc::sa_family_t,
@@ -73,7 +74,7 @@ fn connect_from(host: u8, to: SocketAddr) -> TcpStream {
         ..from
     };
     let len = size_of::<libc::sockaddr_in>() as socklen_t;
-    // SAFETY: addresses of this length, and a new descriptor.
+    // SAFETY: both addresses have `len` bytes, and nothing else owns the new descriptor.
     unsafe {
         let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         assert_eq!(libc::bind(fd, (&raw const from).cast(), len), 0);
@@ -89,7 +90,7 @@ fn rsockets_of_other_hosts_are_closed() {
     let waiting = table::swap(client.as_raw_fd(), None);
     std::thread::scope(|scope| {
         let passive = scope.spawn(|| decide(&server, Intent::Receive));
-        // The word: the other end listens.
+        // The word shows that the other end listens.
         client.peek(&mut [0; 4]).unwrap();
         let mut strangers: Vec<_> = (2..6).map(|host| connect_from(host, to)).collect();
         table::swap(client.as_raw_fd(), waiting);
@@ -164,7 +165,7 @@ fn receiving_now_decides_nothing_without_the_word() {
     client.set_nonblocking(true).unwrap();
     assert_eq!(decide(&client, Intent::Receive), Err(EAGAIN));
     let fd = client.as_raw_fd();
-    // SAFETY: an open descriptor.
+    // SAFETY: `fds` has one element.
     unsafe {
         assert_eq!(resolve_for_poll(fd, table::get(fd).unwrap()), None);
         assert!(!after_poll(fd, POLLIN));
@@ -214,7 +215,7 @@ fn sending_and_receiving_threads_decide_once() {
     }
 }
 
-/// As [`decide`], for a socket that another thread may have decided before.
+/// Like `decide`, for a socket that another thread may have decided before.
 fn decide_if_there(socket: &TcpStream, intent: Intent) -> Result<Option<c_int>, c_int> {
     match table::get(socket.as_raw_fd()) {
         Some(Entry { kind: Kind::Socket, handle: rsocket, .. }) => Ok(Some(rsocket)),
@@ -226,7 +227,7 @@ fn decide_if_there(socket: &TcpStream, intent: Intent) -> Result<Option<c_int>, 
 fn a_member_of_an_epoll_is_handed_over() {
     let (client, server) = connection();
     client.set_nonblocking(true).unwrap();
-    // SAFETY: a new descriptor, and events of our own.
+    // SAFETY: `event` outlives the calls, and nothing else owns the new descriptor.
     unsafe {
         let epfd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
         table::swap(epfd, None);
@@ -257,7 +258,7 @@ fn a_member_of_an_epoll_is_handed_over() {
 fn a_silent_peer_is_served_over_tcp() {
     for intent in [Intent::Receive, Intent::ReceiveNow, Intent::SendNow] {
         let (mut silent, mut server) = connection();
-        // Not in fork mode: it does not even look for the word.
+        // The peer is not in fork mode, and does not look for the word.
         table::swap(silent.as_raw_fd(), None);
         assert_eq!(decide(&server, intent), Ok(None));
         assert_eq!(table::get(server.as_raw_fd()), None);
@@ -293,9 +294,9 @@ fn what_is_closed_meanwhile_is_no_rsocket() {
     let waiting = table::swap(number, None);
     std::thread::scope(|scope| {
         let passive = scope.spawn(|| decide(&server, Intent::Receive));
-        // The word: the other end listens.
+        // The word shows that the other end listens.
         client.peek(&mut [0; 4]).unwrap();
-        // As close() does. The descriptor is another socket's at once.
+        // Act as close(2) and a socket(2) that reuses the descriptor at once.
         table::swap(fd, Some(new_entry()));
         table::swap(number, waiting);
         assert!(matches!(decide(&client, Intent::Receive), Ok(Some(_))));

@@ -45,8 +45,8 @@ fn split_sg_list(write: &SendWr) -> [Sge; 2] {
 
 /// Returns the two work requests of a message for iWARP: the write without immediate data, and a
 /// SEND of the immediate data, which is stored in `content`.
-fn as_two(write: &SendWr, imm: u32, content: &mut [u8; IMM_LEN]) -> [SendWr; 2] {
-    *content = imm.to_ne_bytes();
+fn as_two(write: &SendWr, content: &mut [u8; IMM_LEN]) -> [SendWr; 2] {
+    *content = write.opcode.imm().to_ne_bytes();
     let data = SendWr {
         wr_id: write.wr_id - 1,
         opcode: Opcode::Write,
@@ -117,7 +117,8 @@ impl QueuePair {
                     let qp = NonNull::new(id.qp()).ok_or(Errno::EIO)?;
                     let id = NonNull::new(id.id().as_c()).ok_or(Errno::EIO)?;
                     let queue = SendQueue { qp, iwarp, can_inline: attr.cap.max_inline_data };
-                    return Ok(QueuePair { id, queue });
+                    let qp = QueuePair { id, queue };
+                    return if qp.can_inline() < min_inline { Err(Errno::ENOTSUP) } else { Ok(qp) };
                 }
                 Err(error) => inline = less_inline(error, inline, min_inline).ok_or(error)?,
             }
@@ -221,15 +222,14 @@ impl SendQueue {
     /// [`post`](Self::post) on iWARP: a message with data becomes two work requests.
     #[inline(never)]
     fn post_iwarp(&self, request: &SendWr) -> Result<()> {
-        let Opcode::WriteImm(imm) = request.opcode else {
+        let Opcode::WriteImm(_) = request.opcode else {
             let signaled = request.signaled || must_be_signaled(request);
             let request = SendWr { sg_list: split_sg_list(request), signaled, ..*request };
             // SAFETY: the QP is live; the bytes are registered or go inline, as in `post`.
             return unsafe { rc::post_send(self.qp, &[request]) };
         };
-        self.check_inline_imm()?;
         let mut content = [0; IMM_LEN];
-        let [data, send] = as_two(request, imm, &mut content);
+        let [data, send] = as_two(request, &mut content);
         // SAFETY: as in `post`. `content` goes inline, so it must live until the call returns.
         unsafe {
             if request.is_empty() { rc::post_send(self.qp, &[send]) } else { rc::post_send(self.qp, &[data, send]) }
@@ -238,25 +238,16 @@ impl SendQueue {
 
     /// Posts two messages with bytes as one chain.
     pub fn post_both(&self, messages: [SendWr; 2]) -> Result<()> {
-        let [Opcode::WriteImm(imm), Opcode::WriteImm(next)] = messages.map(|message| message.opcode) else {
-            return messages.into_iter().try_for_each(|message| self.post(message));
-        };
         if !self.iwarp {
             // SAFETY: as in `post`.
             return unsafe { rc::post_send(self.qp, &messages) };
         }
-        self.check_inline_imm()?;
         let mut contents = [[0; IMM_LEN]; 2];
         let [content, next_content] = &mut contents;
         let ([data, send], [next_data, next_send]) =
-            (as_two(&messages[0], imm, content), as_two(&messages[1], next, next_content));
+            (as_two(&messages[0], content), as_two(&messages[1], next_content));
         // SAFETY: as in `post`. The contents go inline, so they must live until the call returns.
         unsafe { rc::post_send(self.qp, &[data, send, next_data, next_send]) }
-    }
-
-    /// Fails with `ENOTSUP` if the QP does not take immediate data inline, as iWARP needs.
-    fn check_inline_imm(&self) -> Result<()> {
-        if self.can_inline >= IMM_LEN as u32 { Ok(()) } else { Err(Errno::ENOTSUP) }
     }
 }
 

@@ -438,9 +438,8 @@ impl Connection {
         }
         self.update_inline_limit();
         self.send_credit_updates();
-        if mem::take(&mut self.send.wake_due) {
-            // Ignore an error: if the connection fails, all work requests complete.
-            let _ = self.keep_alive();
+        if mem::take(&mut self.send.wake_due) && self.keep_alive().is_err() {
+            self.flush_qp();
         }
     }
 
