@@ -43,8 +43,9 @@ pub use connect::connect;
 pub use kernel_options::purpose_of;
 pub use listeners::{hold, release};
 
-/// Prepares a call on a descriptor whose attempt is under way: shutdown(2) ends the attempt, a
-/// blocking call waits for its end. Returns the errno with which a non-blocking call fails.
+/// Prepares a call on a descriptor that attempts to connect over RDMA: shutdown(2) ends the
+/// attempt, a blocking call waits for its end. Returns the errno with which a non-blocking call
+/// fails.
 pub fn resolve_attempt(fd: c_int, entry: Entry, intent: Intent) -> Result<(), c_int> {
     if intent == Intent::Shutdown {
         end_attempt(fd, entry);
@@ -74,7 +75,7 @@ pub fn copied(fd: c_int, entry: Entry) {
 }
 
 /// Whether a new socket starts as a kernel socket: a TCP socket in automatic mode, any socket in
-/// TCP mode. `kind` has no SOCK_* flags.
+/// TCP mode. `kind` has neither SOCK_NONBLOCK nor SOCK_CLOEXEC.
 pub fn leaves_to_kernel(domain: c_int, kind: c_int) -> bool {
     match config::mode() {
         Mode::Rdma => false,
@@ -316,7 +317,7 @@ fn set_of_kernel(fd: c_int, option: (c_int, c_int), purpose: Purpose, next: impl
         if purpose != Purpose::Hint && !route::is_readable_option(option.0, option.1) {
             errno::keeping(|| kernel_options::remember(fd));
         }
-        // With no listener in this process: the parent may listen over RDMA with this socket.
+        // The socket may be a listener of the parent's, which gets stand-ins.
         if option == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && shared::is_used() {
             listeners::accept_at_once(fd);
         }
@@ -324,7 +325,8 @@ fn set_of_kernel(fd: c_int, option: (c_int, c_int), purpose: Purpose, next: impl
     result
 }
 
-/// Drops a descriptor's reference to an rsocket of automatic mode. Returns 0, or -1 with `errno`.
+/// Drops a descriptor's reference to an rsocket of automatic mode; the last reference closes the
+/// connection. Returns 0, or -1 with `errno`.
 pub fn release_rsocket(entry: Entry) -> c_int {
     if rsocket::drop_reference(entry) { connections::close(entry.handle) } else { 0 }
 }
@@ -361,7 +363,7 @@ pub fn before_spawn() {
     }
 }
 
-/// Whether the process has connections by RDMA.
+/// Whether the process has RDMA connections.
 pub fn has_connections() -> bool {
     let mut any = false;
     if is_active() {

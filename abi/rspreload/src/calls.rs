@@ -16,8 +16,8 @@ macro_rules! exports {
         $(#[$doc])*
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            // SAFETY: the C contract of the function: its pointers are valid as its manual page
-            // requires.
+            // SAFETY: the program keeps the C contract of the function (see the crate's Safety
+            // section).
             unsafe { $body }
         }
 

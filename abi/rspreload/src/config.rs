@@ -160,8 +160,8 @@ pub fn intercepts(domain: c_int, kind: c_int, protocol: c_int) -> bool {
     rules::allow(text, program(), &socket)
 }
 
-/// Returns the mode of this process. A program that is set to fork mode but to no mode gets `Rdma`,
-/// because its peers use fork mode, too.
+/// Returns the mode of this process. Without a configured mode, a program in fork mode gets `Rdma`,
+/// because its peers are in fork mode, too.
 pub fn mode() -> Mode {
     let built_in = if fork_safe() { Mode::Rdma } else { Mode::Auto };
     settings().and_then(|settings| settings.mode).unwrap_or(built_in)

@@ -1,9 +1,9 @@
 //! epoll over rsockets and kernel descriptors.
 //!
-//! An epoll instance of the program stays the kernel's for every descriptor that is no rsocket. The
-//! first rsocket creates a *side*: an epoll instance of librdmacm that has the rsockets as members
-//! and is itself a member of the program's instance, with a mark as its event data. A wait that
-//! gets the mark removes it from the events and polls the side.
+//! An epoll instance of the program remains a kernel instance, of which all descriptors but
+//! rsockets are members. The first rsocket creates a *side*: an epoll instance of librdmacm that
+//! has the rsockets as members and is itself a member of the program's instance, with a mark as its
+//! event data. A wait that gets the mark removes it from the events and polls the side.
 //!
 //! The mark contains the side's descriptor, so a wait needs no look-up, and it finds the rsockets
 //! through every copy of the program's descriptor.

@@ -161,8 +161,7 @@ fn drop_stale(before: Entry) {
 }
 
 /// Adds a reference to what is behind a descriptor. Returns the entry for the descriptor that will
-/// hold the reference, or `None` if an rsocket is being closed or a connection attempt is under
-/// way.
+/// hold it, or `None` if it is being closed or a connection attempt is under way.
 pub fn hold(entry: Entry) -> Option<Entry> {
     match entry.kind {
         Kind::Socket => rsocket::hold(entry),

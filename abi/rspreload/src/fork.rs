@@ -61,7 +61,7 @@ pub fn resolve_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option
 }
 
 /// Called before a pending socket is polled. Decides what an accepted socket is, because the peer
-/// may be silent until then, and a connected one if the peer's word has arrived.
+/// may be silent until then, and what a connected socket is if something has arrived.
 ///
 /// Returns the rsocket, or `None` if the TCP socket itself has to be polled. In this case call
 /// [`after_poll`] when it is ready.
@@ -69,8 +69,8 @@ pub fn resolve_for_poll(fd: c_int, entry: Entry) -> Option<c_int> {
     errno::keeping(|| decide_pending(fd, entry, Intent::ReceiveNow)).unwrap_or(None)
 }
 
-/// Called when a polled socket is ready. Returns true if it was pending and only the peer's word
-/// has arrived: its entry has changed, and it has to be polled again.
+/// Called when a polled socket is ready. If it is pending, decides what it is. Returns true if its
+/// entry has changed, so that it has to be polled again.
 pub fn after_poll(fd: c_int, revents: c_short) -> bool {
     let Some(entry @ Entry { kind: Kind::Pending, .. }) = table::get(fd) else { return false };
     if revents & libc::POLLIN == 0 || Role::of(entry) == Role::Fresh {
@@ -155,7 +155,7 @@ pub enum Outcome {
     Tcp,
     /// Undecided: the call fails with this errno.
     Later(c_int),
-    /// Used as TCP, but the peer's word may still come.
+    /// The socket is used as TCP, but the peer's word may still come.
     Late,
 }
 

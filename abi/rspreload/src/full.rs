@@ -1,9 +1,9 @@
-//! What only librspreload-full.so exports: the other calls of glibc that take a socket, and those
-//! that execute programs ([`spawn`]). Each of the former is served for rsockets by the calls that
-//! librspreload.so has, too, and is the next definition for everything else.
+//! What only librspreload-full.so exports: the other calls of glibc that take a socket, and calls
+//! that execute programs ([`spawn`]). For an rsocket, a socket call is made of the calls that
+//! librspreload.so exports, too. Otherwise it goes to the next definition of its name.
 
-/// Defines functions that librspreload-full.so exports, and in a module `next` their next
-/// definitions.
+/// Defines functions that librspreload-full.so exports, and their next definitions in a module
+/// `next`.
 macro_rules! exports_and_next {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => {
         $crate::calls::exports! { $($(#[$doc])* fn $name($($arg: $type),*) -> $result $body)* }

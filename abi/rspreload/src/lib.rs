@@ -84,11 +84,10 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Nothing in this crate panics on purpose. Only checks that the compiler could not remove call
-/// this.
+/// Nothing in this crate panics on purpose. Only called by checks that the compiler did not remove.
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // SAFETY: ends the process.
+    // SAFETY: abort(3) takes no arguments.
     unsafe { libc::abort() }
 }

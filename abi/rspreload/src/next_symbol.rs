@@ -124,10 +124,10 @@ macro_rules! function {
         #[doc = concat!("The program's own ", stringify!($name), "; `ENOSYS` if it has none.")]
         ///
         /// # Safety
-        /// The C contract of the call.
+        /// The arguments must be valid for the C function.
         #[inline(always)]
         pub unsafe fn $name($($arg: $type),*) -> $result {
-            // Out of line: otherwise the usual path would have to save its arguments.
+            // Out of line: otherwise the fast path would have to save its arguments.
             #[cold]
             #[inline(never)]
             unsafe fn look_up($($arg: $type),*) -> $result {
@@ -135,14 +135,13 @@ macro_rules! function {
                 if found.is_null() {
                     return $crate::next_symbol::missing();
                 }
-                // SAFETY: a C function of this name has this type, and the caller guarantees its
-                // contract.
+                // SAFETY: C functions of this name have this type; the caller guarantees the
+                // arguments.
                 unsafe { core::mem::transmute::<*mut core::ffi::c_void, $function>(found)($($arg),*) }
             }
 
             let found = slot::$name.found.load(core::sync::atomic::Ordering::Relaxed);
-            // SAFETY: a C function of this name has this type, and the caller guarantees its
-            // contract.
+            // SAFETY: C functions of this name have this type; the caller guarantees the arguments.
             unsafe {
                 if found.is_null() {
                     return look_up($($arg),*);

@@ -28,7 +28,7 @@ fn duplicate_high(fd: c_int) -> c_int {
     if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { beyond_limit(duplicate) }
 }
 
-/// The limit while this library has raised it. librdmacm has its own.
+/// The program's limit while this library has raised it. librdmacm has a record of its own.
 static RAISED: RaisedLimit = RaisedLimit::new();
 
 /// Makes a call while RLIMIT_NOFILE is raised, and returns its result.
@@ -41,8 +41,7 @@ pub fn beyond_limit(call: impl FnOnce() -> c_int) -> c_int {
 /// after there was none, which needs a third to be free. Where the library's descriptors are among
 /// those that the program might need, it takes a quarter of the limit.
 pub fn has_room(used: usize, forwarded: usize, few: bool) -> bool {
-    /// Descriptors of an accepted connection: the rsocket, its channel, the stand-in, and one that
-    /// is on the way.
+    /// An accepted connection has the rsocket, its channel, the stand-in, and one on the way.
     const DESCRIPTORS: usize = 4;
     let Some(limit) = limits() else { return true };
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
@@ -110,8 +109,8 @@ pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
             call(fd);
         }
     }) {
-        // Some descriptors may be above the limit, if it was higher before. So check all up to the
-        // default of fs.nr_open, which bounds the limit.
+        // Descriptors may be above a limit that was lowered: check all up to the default of
+        // fs.nr_open.
         (range.start..range.end.min(1 << 20)).filter(|&fd| kernel::fcntl(fd, libc::F_GETFD, 0) >= 0).for_each(call);
     }
 }
@@ -156,8 +155,8 @@ fn each_number(mut entries: &[u8], mut call: impl FnMut(c_int)) {
     }
 }
 
-/// For each descriptor, 1 if it belongs to the library. Relaxed accesses are enough: a program's
-/// thread can learn such a number only in a way that also makes the mark visible to it.
+/// For each descriptor, 1 if it belongs to the library. Relaxed is enough: a thread of the program
+/// can only learn the descriptor in a way that also makes the mark visible.
 static MARKS: Growing<AtomicU64> = Growing::new();
 
 /// Marks `fd` as the library's, if it is not -1. Without memory the mark is missing, and the

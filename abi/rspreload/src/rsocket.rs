@@ -169,7 +169,7 @@ pub fn reset(rsocket: c_int) {
     close(rsocket);
 }
 
-/// Closes an rsocket to which no descriptor refers. Leaves `errno` alone.
+/// Closes a descriptor of librdmacm to which no entry refers. Leaves `errno` alone.
 pub fn close(rsocket: c_int) {
     errno::keeping(|| rsocket_abi::rclose(rsocket));
 }

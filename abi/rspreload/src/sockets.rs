@@ -324,8 +324,7 @@ pub fn write(fd: c_int, bytes: &[u8]) -> isize {
 }
 
 pub fn sleep_ms(milliseconds: c_int) {
-    // SAFETY: poll(2) accepts NULL for an empty list.
-    errno::keeping(|| unsafe { libc::poll(core::ptr::null_mut(), 0, milliseconds) });
+    errno::keeping(|| kernel::poll(&mut [], milliseconds));
 }
 
 #[cfg(test)]

@@ -55,12 +55,11 @@ const PROCESS: u32 = 0xff << PROCESS_SHIFT;
 const LOOK: u32 = 1 << 4;
 const LOOKS: u32 = 0xf * LOOK;
 
-/// Forks between the process that loaded the library and this one.
+/// Number of forks between the process that loaded the library and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Called in the child of fork(2). Makes the next calls on each inherited rsocket check that its
-/// placeholder is still open: a child may close all descriptors at once without an intercepted
-/// call.
+/// Called in the child of fork(2). Makes every call on an inherited rsocket check its placeholder,
+/// which a child may have closed without an intercepted call.
 pub fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     for (_, slot) in ENTRIES.all() {

@@ -119,7 +119,7 @@ pub const AUTO: u32 = 1;
 /// Bit in the flags of an entry: the program's socket is IPv6, and its rsocket is IPv4.
 pub const MAPPED: u32 = AUTO << 1;
 
-/// Whether an rsocket belongs to automatic mode: its placeholder is a TCP socket of the connection.
+/// Whether an rsocket belongs to automatic mode, where every placeholder is a TCP socket.
 pub fn is_auto(entry: Entry) -> bool {
     entry.flags & AUTO != 0
 }
@@ -156,7 +156,7 @@ pub fn connect_tcp(copy: c_int, to: &SockAddr) {
     let to = to.in_family(family);
     errno::keeping(|| {
         let flags = kernel::fcntl(copy, F_GETFL, 0);
-        // The program may have changed O_NONBLOCK meanwhile.
+        // The program may have cleared O_NONBLOCK meanwhile.
         kernel::fcntl(copy, F_SETFL, flags | O_NONBLOCK);
         kernel::connect(copy, &to);
         if flags & O_NONBLOCK == 0 {

@@ -98,7 +98,7 @@ pub static FORWARDED: AtomicUsize = AtomicUsize::new(0);
 /// taken, about one of six ports has none.
 const PORT_TRIES: usize = 20;
 
-/// By rsocket descriptor: its index plus one.
+/// By rsocket descriptor: its index plus one, 0 for none.
 static INDEX_OF: Growing<AtomicU32> = Growing::new();
 
 /// The index of an rsocket, or `None` if it has no stand-in.
@@ -121,7 +121,7 @@ pub fn generation(index: usize) -> u32 {
     PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst))
 }
 
-/// Enters an rsocket and its stand-in, for which a slot was claimed. Returns false without memory.
+/// Records an rsocket and its stand-in, for which a slot was claimed. Returns false without memory.
 pub fn enter(index: usize, rsocket: c_int, stand_in: c_int) -> bool {
     let (Some(private), Ok(word)) = (PRIVATE.get(index), INDEX_OF.get_or_grow(rsocket)) else { return false };
     private.rsocket.store(rsocket + 1, SeqCst);
@@ -141,7 +141,7 @@ pub fn enter(index: usize, rsocket: c_int, stand_in: c_int) -> bool {
 /// handshakes that are under way then, for connections that children get, and for other processes.
 const MOST: usize = MAX_SLOTS / 4 * 3;
 
-/// Whether [`has_room`] has returned false, so that the thread must be woken when a slot is freed.
+/// [`has_room`] has returned false: the thread must be woken when a slot is freed.
 static FULL: AtomicBool = AtomicBool::new(false);
 
 /// Whether another connection may use RDMA. A listener that was full needs more room than others to
@@ -197,7 +197,7 @@ pub fn is_lost(index: usize) -> bool {
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
-/// Enters an rsocket and its stand-in in the slot that was claimed for them. `state` sets the
+/// Records an rsocket and its stand-in in the slot that was claimed for them. `state` sets the
 /// stand-in's state. Returns `None` without memory.
 fn enter_slot(index: usize, rsocket: c_int, stand_in: c_int, state: fn(&Slot)) -> Option<&'static Slot> {
     let slot = shared::slot(index)?;
@@ -298,8 +298,8 @@ fn forwarded(fd: c_int, index: usize, generation: u32) -> Entry {
     Entry { kind: Kind::Forwarded, flags: generation | family, handle: index as c_int }
 }
 
-/// The entry for a descriptor of a connection that this process, or its parent before fork(2), has
-/// entered.
+/// The entry for a descriptor of a connection that this process, or its parent before fork(2),
+/// owns.
 fn forwarded_own(fd: c_int, index: usize) -> Entry {
     forwarded(fd, index, generation(index))
 }
@@ -414,8 +414,8 @@ pub fn before_spawn() {
     prepare_for_child("program that is executed with it", open_fds::is_inheritable);
 }
 
-/// Gives each connection of which `is_given` accepts a descriptor a stand-in, by which `user` (a
-/// child or a program) may use it. Logs the connections where this fails.
+/// Gives a stand-in to each connection of which `is_given` accepts a descriptor, so that `user` (a
+/// child or a program) may use the connection. Logs connections for which this fails.
 fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
@@ -430,8 +430,8 @@ fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
 }
 
 /// Called in a child of vfork(2), which uses this process's memory and hands the connection to a
-/// program. Forwards its data at once, since a program that only reads would not make the thread
-/// begin. Returns false if the connection has no stand-in: the program cannot use it then.
+/// program. Forwards the data at once: a program that only reads would not cause it. Returns false
+/// if the connection has no stand-in, without which the program cannot use it.
 pub fn lend(rsocket: c_int) -> bool {
     let index = index_of(rsocket);
     let (Some(index), Some(slot)) = (index, index.and_then(shared::slot)) else { return false };
@@ -512,7 +512,7 @@ fn make_pair(fd: c_int, rsocket: c_int) -> Result<usize, Reason> {
     })
 }
 
-/// Enters a connection and its new stand-in. Returns the index.
+/// Claims a slot for a connection and its new stand-in. Returns the index.
 fn enter_pair(rsocket: c_int, stand_in: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
     let names = rdma::peer(rsocket).zip(rdma::own(rsocket));
     let ((peer, own), end) = names.zip(kernel::own(stand_in)).ok_or_else(failed)?;

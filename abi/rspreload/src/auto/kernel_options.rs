@@ -31,7 +31,7 @@ pub enum Purpose {
 /// linux/in.h, linux/in6.h, linux/tcp.h).
 const SWITCHES: &[(c_int, &[c_int])] = &[
     // SO_DONTROUTE, SO_TIMESTAMP, SO_TIMESTAMPNS, SO_MARK, SO_TIMESTAMPING, SO_RXQ_OVFL,
-    // SO_ZEROCOPY, SO_BINDTOIFINDEX, the SO_TIMESTAMP* for 64 bits, SO_RESERVE_MEM.
+    // SO_ZEROCOPY, SO_BINDTOIFINDEX, the SO_TIMESTAMP* with 64-bit times, SO_RESERVE_MEM.
     (SOL_SOCKET, &[5, 29, 35, 36, 37, 40, 60, 62, 63, 64, 65, 73]),
     // IP_TRANSPARENT, IP_MINTTL, IP_UNICAST_IF.
     (IPPROTO_IP, &[19, 21, 50]),
@@ -63,7 +63,7 @@ const HINTS: &[(c_int, &[c_int])] = &[
     ),
     (
         IPPROTO_IPV6,
-        // The counterparts for IPv6, flow labels and IPV6_ADDR_PREFERENCES.
+        // The counterparts for IPv6, IPV6_V6ONLY, flow labels and IPV6_ADDR_PREFERENCES.
         &[16, 17, 18, 19, 23, 24, 25, 26, 29, 31, 32, 33, 49, 51, 53, 56, 58, 60, 62, 66, 67, 70, 72, 74, 77, 78],
     ),
     (
@@ -80,15 +80,15 @@ const HINTS: &[(c_int, &[c_int])] = &[
 ];
 
 const CALLS: &[(c_int, &[c_int])] = &[
-    // The time stamps, SO_RXQ_OVFL, SO_PEEK_OFF, SO_ZEROCOPY, SO_TXTIME, SO_RCVTIMEO and
-    // SO_SNDTIMEO for 64 bits.
+    // The SO_TIMESTAMP*, SO_RXQ_OVFL, SO_PEEK_OFF, SO_ZEROCOPY, SO_TXTIME, SO_RCVTIMEO and
+    // SO_SNDTIMEO with 64-bit times.
     (SOL_SOCKET, &[29, 35, 37, 40, 42, 60, 61, 63, 64, 65, 66, 67]),
     // TCP_ULP, TCP_INQ.
     (IPPROTO_TCP, &[31, 36]),
 ];
 
 const ROUTES: &[(c_int, &[c_int])] = &[
-    // SO_DONTROUTE, SO_BINDTODEVICE, SO_MARK, the programs of SO_REUSEPORT, SO_BINDTOIFINDEX.
+    // SO_DONTROUTE, SO_BINDTODEVICE, SO_MARK, the BPF programs of SO_REUSEPORT, SO_BINDTOIFINDEX.
     (SOL_SOCKET, &[5, 25, 36, 51, 52, 62, 68]),
     // IP_OPTIONS, IP_TRANSPARENT, IP_UNICAST_IF.
     (IPPROTO_IP, &[4, 19, 50]),

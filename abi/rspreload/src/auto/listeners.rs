@@ -19,7 +19,7 @@ use crate::table::{self, Entry, Kind};
 use crate::thread::Lock;
 use crate::{config, epoll::members, errno, rsocket, rsocket_abi, tcp};
 
-/// The most listeners of a process, and the most addresses of one.
+/// The most listeners of a process, and the most addresses of a listener.
 pub const MAX_LISTENERS: usize = 64;
 pub const MAX_ADDRESSES: usize = 16;
 /// The most stand-ins of a listener that wait for accept(2), whatever its backlog.

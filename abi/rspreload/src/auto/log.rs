@@ -1,4 +1,4 @@
-//! The log: a line for each connection and listener, and one when a connection by TCP is closed.
+//! The log: a line for each connection and listener, and one when a TCP connection is closed.
 
 use core::ffi::c_int;
 use core::fmt::Write;

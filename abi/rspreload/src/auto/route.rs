@@ -40,8 +40,7 @@ pub fn is_readable_option(level: c_int, name: c_int) -> bool {
 const READABLE_OPTIONS: [(c_int, c_int); 3] =
     [(SOL_SOCKET, SO_BINDTODEVICE), (SOL_SOCKET, SO_MARK), (IPPROTO_IP, libc::IP_TRANSPARENT)];
 
-/// The local address to which the program has bound the socket, unless neither address nor port is
-/// set.
+/// The local address to which the program has bound the socket, or `None` if it has not.
 pub fn bound(fd: c_int) -> Option<SockAddr> {
     kernel::own(fd).filter(|own| own.port() != 0 || !own.address().is_unspecified())
 }
@@ -60,8 +59,8 @@ fn source(to: &SockAddr) -> Option<SockAddr> {
     own
 }
 
-/// Whether rsockets can listen at a local address beside TCP. Only then can a connection from this
-/// address use RDMA.
+/// Whether rsockets can listen at a local address beside TCP. Connections from the address need
+/// this to use RDMA, too.
 pub fn is_rdma(own: &SockAddr) -> bool {
     let subject = Subject::Local(own.address());
     match find(subject) {
@@ -130,7 +129,7 @@ pub fn copy_early_options(fd: c_int, rsocket: c_int) {
 /// An outcome that is remembered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// A host did not answer by RDMA.
+    /// A host did not answer over RDMA.
     Silent,
     /// A host rejected RDMA at a port where it accepted TCP.
     Rejected,
@@ -152,7 +151,7 @@ impl Outcome {
 pub enum Subject {
     /// A host that did not answer.
     Host(IpAddr),
-    /// A host that no RDMA device of this process reaches.
+    /// A host to which no route through an RDMA device leads.
     Beyond(IpAddr),
     Port(IpAddr, u16),
     Local(IpAddr),

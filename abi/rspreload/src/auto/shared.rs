@@ -1,8 +1,5 @@
-//! What the processes of a family know of its connections: memory that children of fork(2) share.
-//!
-//! A slot belongs to the process that has the rsocket, and describes the stand-in of the
-//! connection: a TCP connection of the machine with itself, whose one end is the program's
-//! descriptor and whose other end is the owner's.
+//! What a family of processes (a process and its forked descendants) knows of its connections, in
+//! memory that children of fork(2) share.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,29 +18,29 @@ pub const MAX_SLOTS: usize = 1 << 14;
 /// How many slots there are for stand-ins of one port.
 const PLACES: usize = 16;
 
-/// The bits of the stand-in's state.
+/// Mask for the stand-in's state.
 const STATE: u32 = 3;
 /// There is no stand-in yet, or none any more.
 const NO_STAND_IN: u32 = 0;
-/// The stand-in is on its way to accept(2).
+/// The stand-in has been sent to a listener, and waits for accept(2).
 const SENT: u32 = 1;
 /// The stand-in has been accepted, or belongs to a socket that was connected.
 const TAKEN: u32 = 2;
 
-/// Another process than the owner uses the connection: the owner is to forward its data.
+/// A process other than the owner uses the connection: the owner is to forward its data.
 const WANTED: u32 = 4;
 
-/// What the use of the connection tells of its listener ([`Use`]).
+/// Mask for how the connection is used ([`Use`]), which may make its listener TCP only.
 const USE: u32 = 3 * 8;
 
-/// Unit of the generation, a counter in the upper bits that goes up when the slot gets another
-/// connection.
+/// Unit of the generation, a counter in the upper bits that is incremented when the slot gets
+/// another connection.
 const GENERATION: u32 = 32;
 
 /// What another process does with a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
-    /// It uses what its parent has accepted, or connected.
+    /// It uses a connection that its parent has accepted or made.
     Inherited = 0,
     /// It has accepted the connection.
     Accepted = 8,
@@ -51,15 +48,16 @@ pub enum Use {
     Executed = 16,
 }
 
-/// A connection.
+/// The slot of a connection.
 pub struct Slot {
-    /// The state of the stand-in, [`WANTED`], and the generation. One word: what another process
-    /// changes is changed for the connection that it has looked at, or not at all.
+    /// The state of the stand-in, [`WANTED`], [`Use`], and the generation: one word, so that
+    /// another process changes the connection that it has read, or nothing.
     word: AtomicU32,
-    /// The process that has the rsocket, 0 for a free slot. A slot is taken by changing this word
-    /// alone, so one that a process leaves behind when it ends, at whatever point, is found by it.
+    /// The process that has the rsocket, 0 for a free slot. A slot is claimed by changing this word
+    /// alone, so that the slot of a process that has died can always be recognized.
     owner: AtomicI32,
-    /// The socket that wakes the owner's thread, which its children have as well, and its inode.
+    /// The descriptor of the socket that wakes the owner's thread, which the owner's children
+    /// inherit, and the socket's inode.
     wake: AtomicI32,
     wake_inode: AtomicU64,
     stand_in: AtomicName,
@@ -72,17 +70,17 @@ plain! { Slot }
 
 static SLOTS: Once<[Slot; MAX_SLOTS]> = Once::new();
 
-/// The memory, if a process of the family has made it.
+/// The memory, if this process or an ancestor has made it.
 fn slots() -> Option<&'static [Slot; MAX_SLOTS]> {
     SLOTS.get()
 }
 
-/// Makes the memory, before the first connection. Returns false without memory.
+/// Makes the memory, before the first connection. Returns false if there is not enough.
 pub fn prepare() -> bool {
     SLOTS.get_or_make(libc::MAP_SHARED, |_| ()).is_some()
 }
 
-/// Whether stand-ins may arrive.
+/// Whether stand-ins may exist: the memory has been made.
 #[inline(always)]
 pub fn is_used() -> bool {
     SLOTS.exists()
@@ -90,25 +88,26 @@ pub fn is_used() -> bool {
 
 /// Whether a process has ended.
 pub fn has_ended(process: c_int) -> bool {
-    // SAFETY: no signal is sent.
+    // SAFETY: kill(2) takes no pointers, and signal 0 is not sent.
     unsafe { libc::kill(process, 0) != 0 && errno::get() == libc::ESRCH }
 }
 
-/// The slots for stand-ins of a port. Other ports have the same ones: the kernel gives away ports
-/// in a row, or every second one, so they are spread by the golden ratio.
+/// The slots for stand-ins of a port: a group that other ports share. The kernel assigns ports in
+/// sequence, or every second one; the multiplication by the golden ratio spreads them.
 fn indexes(port: u16) -> impl Iterator<Item = usize> + Clone {
     const GROUPS: usize = MAX_SLOTS / PLACES;
     let group = (u32::from(port).wrapping_mul(0x9E37_79B9) >> (u32::BITS - GROUPS.ilog2())) as usize;
     (0..PLACES).map(move |place| group * PLACES + place)
 }
 
-/// The slot of that number.
+/// The slot of an index.
 pub fn slot(index: usize) -> Option<&'static Slot> {
     slots()?.get(index)
 }
 
 /// Takes a slot for a connection. `stand_in` is the local address of its stand-in at the owner's
-/// end. Returns `None` if all slots for that port are taken.
+/// end, `names` are the peer's and the local address, `wake` is the owner's wake-up socket and its
+/// inode. Returns `None` if all slots for the stand-in's port are taken.
 pub fn claim(
     stand_in: &SockAddr,
     listener_port: u16,
@@ -118,7 +117,7 @@ pub fn claim(
     claim_one_of(indexes(stand_in.port()), stand_in, listener_port, names, wake)
 }
 
-/// The same for a stand-in that is looked for by nobody: any slot.
+/// Takes any slot, for a stand-in that needs no accept(2), and so is not looked for by its port.
 pub fn claim_any(stand_in: &SockAddr, names: (&SockAddr, &SockAddr), wake: (c_int, u64)) -> Option<usize> {
     let first = indexes(stand_in.port()).next()?;
     claim_one_of((first..MAX_SLOTS).chain(0..first), stand_in, 0, names, wake)
@@ -141,7 +140,7 @@ fn claim_one_of(
     let find = |take: &dyn Fn(&Slot) -> bool| indexes.clone().find(|&index| all.get(index).is_some_and(take));
     let index = find(&free).or_else(|| find(&left))?;
     let slot = all.get(index)?;
-    // First: a process that still looks at the connection of one that has ended finds another one.
+    // Increment the generation first: a process may still read the slot for the ended connection.
     slot.begin_generation();
     slot.wake.store(wake.0, SeqCst);
     slot.wake_inode.store(wake.1, SeqCst);
@@ -152,17 +151,17 @@ fn claim_one_of(
     Some(index)
 }
 
-/// A stand-in that accept(2) has got.
+/// A stand-in that accept(2) has returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Accepted {
     pub index: usize,
-    /// The connection whose stand-in it is. Its process may have ended, and another one may take
-    /// the slot at any time.
+    /// The generation of the connection. Its owner may have ended, so another process may take the
+    /// slot at any time.
     pub generation: u32,
 }
 
 /// Finds the stand-in with the address `from` that accept(2) has returned, and marks it as taken.
-/// Returns `None` if the socket is no stand-in.
+/// Returns `None` if the socket is no stand-in for this listener.
 pub fn accepted(from: &SockAddr, listener_port: impl FnOnce() -> Option<u16>) -> Option<Accepted> {
     let all = slots()?;
     let find = |index: usize| {
@@ -183,7 +182,7 @@ impl Slot {
         self.word.fetch_update(SeqCst, SeqCst, change).ok()
     }
 
-    /// The slot has another connection from now on, or none: without a stand-in, and not wanted.
+    /// Begins the slot's next connection, or leaves it free: without a stand-in, and not wanted.
     fn begin_generation(&self) {
         self.change(|word| Some((word & !(GENERATION - 1)).wrapping_add(GENERATION)));
     }
@@ -196,12 +195,12 @@ impl Slot {
         self.word.load(SeqCst) & STATE
     }
 
-    /// The stand-in is about to be connected.
+    /// Marks the stand-in as sent, before it is connected.
     pub fn send(&self) {
         self.set_state(SENT);
     }
 
-    /// The stand-in needs no accept(2).
+    /// Marks the stand-in as taken: it needs no accept(2).
     pub fn take(&self) {
         self.set_state(TAKEN);
     }
@@ -211,24 +210,24 @@ impl Slot {
         self.state() == SENT
     }
 
-    /// Ends the wait for accept(2) of the stand-in of a connection. Returns false if it does not
-    /// wait.
+    /// Gives the stand-in of a connection the state `next` if it waits for accept(2). Returns
+    /// whether it did.
     fn leave_sent(&self, generation: u32, next: u32) -> bool {
         let waits = |word| word & STATE == SENT && generation_of(word) == generation;
         self.change(|word| waits(word).then_some(word & !STATE | next)).is_some()
     }
 
-    /// The port of the listener to which the stand-in was sent.
+    /// The port of the listener to which the stand-in was sent, 0 if there was none.
     pub fn listener_port(&self) -> u16 {
         self.listener_port.load(SeqCst) as u16
     }
 
-    /// Gives up a stand-in that waits for accept(2), unless it is being accepted now.
+    /// Gives up a stand-in. Returns false if the stand-in does not wait for accept(2) any more.
     pub fn withdraw(&self) -> bool {
         self.leave_sent(self.generation(), NO_STAND_IN)
     }
 
-    /// The connection has ended.
+    /// Frees the slot of a connection that has ended.
     pub fn free(&self) {
         self.begin_generation();
         // Last: another process may take the slot from here on.
@@ -260,7 +259,7 @@ impl Slot {
         ((ptr::from_ref(self).addr() - start) / size_of::<Slot>()) as u32
     }
 
-    /// Identifies the connection among those that have had the slot, in 16 bits.
+    /// The 16 bits that tell the connection from those that have had the slot before.
     pub fn generation(&self) -> u32 {
         generation_of(self.word.load(SeqCst))
     }
@@ -270,7 +269,7 @@ impl Slot {
         self.word.load(SeqCst) & WANTED != 0
     }
 
-    /// What the use of the connection tells of its listener.
+    /// How another process uses the connection.
     pub fn how_used(&self) -> Use {
         match self.word.load(SeqCst) & USE {
             0 => Use::Inherited,
@@ -293,17 +292,17 @@ fn generation_of(word: u32) -> u32 {
     (word / GENERATION) & 0xffff
 }
 
-/// The inode of a socket, or `None` if `fd` is something else.
+/// Returns the inode of a socket, or `None` if `fd` is something else.
 pub fn socket_inode(fd: c_int) -> Option<u64> {
     let status = crate::open_fds::status(fd)?;
     (status.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(status.st_ino)
 }
 
-/// In place of the index of a connection.
+/// In place of an index: wakes the thread without naming a connection.
 pub const NO_INDEX: u32 = u32::MAX;
 
-/// Sends an index by a socket, if the descriptor is still that socket: the program may have closed
-/// all descriptors by a call that is not intercepted.
+/// Sends an index to wake a thread. Does nothing if `fd` is another file by now: the program may
+/// have closed all descriptors by a call that is not intercepted.
 pub fn wake(fd: c_int, inode: u64, index: u32) {
     errno::keeping(|| {
         if socket_inode(fd) == Some(inode) {
@@ -312,21 +311,21 @@ pub fn wake(fd: c_int, inode: u64, index: u32) {
     });
 }
 
-// Whether a process has an end of a connection of this machine with itself (sock_diag(7)). An end
-// that waits for accept(2), or that every process has closed, belongs to no file: its inode is 0.
+// Whether a process has accepted a TCP connection within this host (sock_diag(7)). An end that
+// waits for accept(2), or that every process has closed, belongs to no file: its inode is 0.
 
-/// linux/sock_diag.h.
+/// The message type (linux/sock_diag.h).
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-/// A netlink message with a `struct inet_diag_req_v2` (linux/inet_diag.h), and one with a `struct
-/// inet_diag_msg`: their lengths, where the identifier of the socket is, and the state. The
-/// inode is at the end.
+/// The lengths of a netlink message with a `struct inet_diag_req_v2` (linux/inet_diag.h) and of one
+/// with a `struct inet_diag_msg`, and the offsets of the request's socket identifier and of the
+/// answer's state. The answer ends with the inode.
 const REQUEST: usize = 16 + 56;
 const REQUEST_ID: usize = 24;
 const ANSWER: usize = 16 + 72;
 const ANSWER_STATE: usize = 17;
 
-/// Whether the kernel tells about its sockets: it finds the one that listens at `own`. Without
-/// tcp_diag it fails as for a socket that does not exist.
+/// Whether the kernel reports its TCP sockets: it finds the one that listens at `own`. Without
+/// tcp_diag, a request fails as for a socket that does not exist.
 pub fn tells(own: &SockAddr) -> bool {
     let at = match (own.address().is_unspecified(), own.address()) {
         (true, IpAddr::V4(_)) => SockAddr::new(Ipv4Addr::LOCALHOST.into(), own.port()),
@@ -336,20 +335,21 @@ pub fn tells(own: &SockAddr) -> bool {
     socket(&at, &at).is_some_and(|answer| answer.state == tcp::LISTEN)
 }
 
-/// Whether a process has accepted the connection from `remote` to `local`, both of this machine.
-/// False if the kernel does not tell.
+/// Whether a process has accepted the connection from `remote` to `local`, both of this host. False
+/// if the kernel does not report its sockets.
 pub fn has_accepted(local: &SockAddr, remote: &SockAddr) -> bool {
     // Without such a connection the kernel returns the socket that listens at the address.
     socket(local, remote).is_some_and(|answer| answer.inode != 0 && answer.state != tcp::LISTEN)
 }
 
-/// What the kernel tells of a socket.
+/// What the kernel reports of a socket.
 struct Answer {
     state: u8,
     inode: u32,
 }
 
-/// The kernel answers in the call that sends the request.
+/// Asks the kernel for the TCP socket with these addresses. The answer can be read at once, since
+/// the kernel handles a request in the call that sends it.
 fn socket(local: &SockAddr, remote: &SockAddr) -> Option<Answer> {
     let (request, mut answer) = (request(local, remote), [0; ANSWER]);
     let received = errno::keeping(|| {
@@ -375,10 +375,10 @@ fn request(local: &SockAddr, remote: &SockAddr) -> [u8; REQUEST] {
     put(6, &(NLM_F_REQUEST as u16).to_ne_bytes());
     let family = if local.address().is_ipv4() { AF_INET } else { AF_INET6 };
     put(16, &[family as u8, libc::IPPROTO_TCP as u8]);
-    // In any state.
+    // The socket may be in any state.
     put(20, &[0xff; 4]);
-    // The ports, the addresses, the interface, and instead of a cookie: the socket may be any with
-    // these addresses.
+    // The ports, the addresses, the interface; and no cookie, since any socket with these addresses
+    // is asked for.
     put(REQUEST_ID, &local.port().to_be_bytes());
     put(REQUEST_ID + 2, &remote.port().to_be_bytes());
     for (at, name) in [(REQUEST_ID + 4, local), (REQUEST_ID + 20, remote)] {
@@ -429,7 +429,7 @@ mod tests_of_shared {
         indexes.into_iter().flatten().for_each(|index| slot(index).unwrap().free());
     }
 
-    /// A process that has ended.
+    /// Returns the id of a process that has ended.
     fn ended_process() -> c_int {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
@@ -445,7 +445,7 @@ mod tests_of_shared {
         for _ in 0..500 {
             for (place, index) in indexes(stand_in.port()).enumerate() {
                 let slot = slot(index).unwrap();
-                // It may have ended at any point.
+                // The owner may have ended at any point.
                 slot.set_state([NO_STAND_IN, SENT, TAKEN][place % 3]);
                 slot.owner.store(ended, SeqCst);
             }

@@ -1,6 +1,6 @@
 //! The thread of automatic mode: it makes the attempts of non-blocking sockets, accepts rsockets,
-//! and forwards data. It begins with the first of these and runs until the process ends. A wake-up
-//! costs a step for each forward, but none for other connections.
+//! sends stand-ins (local connections that make accept(2) report RDMA connections), and forwards
+//! data. It starts when it is first needed, and runs until the process ends.
 
 use core::ffi::{c_int, c_short, c_void};
 use core::ptr;
@@ -29,14 +29,14 @@ static RUNNING: AtomicBool = AtomicBool::new(false);
 /// The sockets by which the thread is woken.
 static WAKE: WakeSockets = WakeSockets::new();
 
-/// Between two looks, in milliseconds, at stand-ins that wait for accept(2), and at the connections
-/// that children may use: a child that has closed all descriptors can't wake the thread.
+/// Interval, in milliseconds, at which stand-ins that wait for accept(2) and connections of
+/// children are checked: a child that has closed all descriptors can't wake the thread.
 const LOOK_EVERY: c_int = 1_000;
 
 /// The pause after a failure of poll(2), in milliseconds.
 const AFTER_A_FAILURE: c_int = 100;
 
-/// Starts the thread, or wakes it. Returns false if there can be none.
+/// Starts the thread, or wakes it. Returns false if it cannot be started.
 pub fn wake() -> bool {
     if RUNNING.swap(true, SeqCst) {
         if let Some((sender, inode)) = WAKE.sender() {
@@ -51,12 +51,12 @@ pub fn wake() -> bool {
     started
 }
 
-/// The socket that wakes the thread and its inode, for other processes.
+/// Returns the socket that wakes the thread, and its inode, after making it if there is none.
 pub fn wake_socket() -> Option<(c_int, u64)> {
     WAKE.made()
 }
 
-/// A listener has as many stand-ins as it may have.
+/// Some listener has as many waiting stand-ins as its backlog allows.
 static FULL: AtomicBool = AtomicBool::new(false);
 
 /// The ports of the listeners to which this process's waiting stand-ins were sent.
@@ -64,21 +64,21 @@ pub fn waiting_stand_ins() -> impl Iterator<Item = u16> {
     connections::SENT.each().filter_map(shared::slot).filter(|slot| slot.is_sent()).map(Slot::listener_port)
 }
 
-/// A stand-in was accepted.
+/// Called when a stand-in was accepted: a listener may have room for another one.
 pub fn stand_in_accepted() {
     if FULL.swap(false, SeqCst) {
         wake();
     }
 }
 
-/// Reports to the thread what happens at a stand-in from now on, once.
+/// Makes the thread handle the next event at a stand-in.
 pub fn watch(index: usize, stand_in: c_int) {
     let data = u64::from(connections::generation(index)) << 32 | index as u64;
     let event = epoll_event { events: (EPOLLIN | EPOLLONESHOT) as u32, u64: data };
     errno::keeping(|| sockets::epoll_ctl(WAKE.stand_ins(), EPOLL_CTL_ADD, stand_in, Some(event)));
 }
 
-/// In a child of fork(2): the thread is the parent's.
+/// In a child of fork(2), which does not have the parent's thread.
 pub fn in_child() {
     RUNNING.store(false, SeqCst);
     WAKE.in_child();
@@ -89,22 +89,22 @@ pub fn in_child() {
 #[repr(u32)]
 enum Purpose {
     Wake = 0,
-    /// Stand-ins to which something has happened.
+    /// The epoll instance of the stand-ins.
     StandIns,
-    /// The rsocket of an attempt, and the number of its ticket.
+    /// The rsocket of an attempt, which has this ticket.
     Attempt(c_int),
     Listener,
-    /// The two descriptors of the forward of an index.
+    /// One of the two descriptors of the forward with this index.
     Forward(u16),
 }
 
-// SAFETY: with zeros it is the first one, which has nothing else.
+// SAFETY: all-zero bytes are the variant `Wake`, which has no fields.
 unsafe impl Plain for Purpose {}
 
-/// The descriptors of a round.
+/// The most descriptors that are polled at a time.
 const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + 2 * MAX_SLOTS;
 
-/// What is polled in a round: the first `count` of both.
+/// The descriptors that are polled, and their purposes: the first `count` elements of each.
 struct Polled {
     fds: &'static mut [pollfd],
     purposes: &'static mut [Purpose],
@@ -127,7 +127,7 @@ impl Polled {
 struct Thread {
     polled: Polled,
     forwards: Forwards,
-    /// When all connections are looked at again.
+    /// When all connections are checked again.
     look: Deadline,
 }
 
@@ -146,7 +146,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
         if ready > 0 {
             thread.handle();
         } else if ready < 0 && errno::get() != EINTR {
-            // No memory, or too many descriptors for the limit: later there may be enough.
+            // Out of memory, or more descriptors than RLIMIT_NOFILE: try again later.
             sockets::sleep_ms(AFTER_A_FAILURE);
         }
         if thread.look.left() == 0 {
@@ -156,7 +156,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     }
 }
 
-/// Ends attempts whose time is over, and those of closed descriptors.
+/// Ends attempts that have timed out, and those whose descriptors were closed.
 fn end_attempts() {
     for slot in connect::ready() {
         if slot.is_abandoned() {
@@ -170,7 +170,8 @@ fn end_attempts() {
 }
 
 impl Thread {
-    /// Another process uses the connection of an index, or did a moment ago.
+    /// Forwards the connection of an index if another process uses it. Its listener may become TCP
+    /// only.
     fn attend(&mut self, index: usize) {
         let Some(slot) = shared::slot(index).filter(|slot| slot.is_wanted() && connections::rsocket(index) >= 0) else {
             return;
@@ -183,13 +184,13 @@ impl Thread {
         if !self.forwards.has(index) {
             connections::start_forwarding(index);
             if !self.forwards.begin(index) {
-                // No memory.
+                // Out of memory: try again later.
                 self.look = Deadline::after(AFTER_A_FAILURE);
             }
         }
     }
 
-    /// Collects what is to be polled. Returns the time-out.
+    /// Collects the descriptors to poll. Returns the timeout of poll(2).
     fn collect(&mut self) -> c_int {
         let must_look = connections::FORKED.any() || connections::SENT.any();
         let mut timeout = if must_look { self.look.left() } else { -1 };
@@ -205,7 +206,7 @@ impl Thread {
             listener.admit();
             if !listener.has_room(waiting_stand_ins()) {
                 FULL.store(true, SeqCst);
-                // A stand-in that was accepted before this was set has not woken the thread.
+                // Check again: a stand-in accepted before `FULL` was set has not woken the thread.
                 if !listener.has_room(waiting_stand_ins()) {
                     continue;
                 }
@@ -223,8 +224,8 @@ impl Thread {
         timeout
     }
 
-    /// Looks whether processes without this library have accepted stand-ins, and whether others use
-    /// a connection that have not said so.
+    /// Checks all connections: whether a process without this library has accepted a stand-in, and
+    /// whether another process uses a connection without having woken the thread.
     fn look_at_all(&mut self) {
         self.look = Deadline::after(LOOK_EVERY);
         for index in connections::SENT.each() {
@@ -237,7 +238,7 @@ impl Thread {
         }
     }
 
-    /// Reads which connections other processes use.
+    /// Reads the indexes of connections that other processes use.
     fn read_indexes(&mut self, fd: c_int) {
         let mut bytes = [0; 64 * size_of::<u32>()];
         let count = usize::try_from(sockets::read(fd, &mut bytes)).unwrap_or(0);
@@ -245,7 +246,7 @@ impl Thread {
             self.attend(u32::from_ne_bytes(*index) as usize);
         }
         if count == bytes.len() {
-            // Others may have found no room.
+            // The socket may have been full, so further indexes may be lost.
             self.look_at_all();
         }
     }
@@ -256,7 +257,7 @@ impl Thread {
             number += 1;
             match purpose {
                 Purpose::Forward(index) => {
-                    // Its second descriptor follows.
+                    // The next element is the forward's second descriptor.
                     let revents = [first.revents, self.polled.get(number).map_or(0, |(second, _)| second.revents)];
                     number += 1;
                     let index = usize::from(index);
@@ -288,36 +289,35 @@ fn handle_stand_ins(epfd: c_int) {
     let mut events = [epoll_event { events: 0, u64: 0 }; 64];
     for event in sockets::epoll_wait(epfd, &mut events, 0) {
         let (index, generation) = (event.u64 as u32 as usize, (event.u64 >> 32) as u32);
-        // It may have been given to another connection since.
+        // The slot may have another connection by now.
         if let Some(slot) = shared::slot(index).filter(|slot| slot.generation() == generation) {
             handle_stand_in(index, slot, event.events as c_int);
         }
     }
 }
 
-/// Something has happened at a stand-in that nobody of this process expects.
+/// Handles an event at a stand-in.
 fn handle_stand_in(index: usize, slot: &Slot, events: c_int) {
     if slot.is_sent() {
         // Refused, or accepted by a process without this library, which has sent data.
         if events & (EPOLLHUP | EPOLLERR) == 0 {
             lose_stand_in(index);
         } else {
-            // The listener first: the client may try again at once.
+            // The listener stops first, if it was shut down: the client may try again at once.
             listeners::stand_in_refused(slot.listener_port());
             withdraw(index, slot);
         }
     } else if connections::FORKED.has(index)
         || events & EPOLLIN != 0 && tcp::peek(connections::stand_in(index), &mut [0], libc::MSG_DONTWAIT) == Ok(1)
     {
-        // A child has sent data, or the last process has closed the socket. Or this process has
-        // sent data by a call that does not come here, such as one of io_uring.
+        // A child has sent data, or the last process has closed the socket; or this process has
+        // sent data by a call that is not intercepted, such as one of io_uring.
         connections::FORKED.set(index);
         slot.want(slot.generation(), Use::Inherited);
     }
 }
 
-/// Ends the connection of a stand-in that waits for accept(2). Returns false if it does not any
-/// more.
+/// Ends the connection of a stand-in if it waits for accept(2). Returns whether it did.
 fn withdraw(index: usize, slot: &Slot) -> bool {
     let withdrawn = slot.withdraw();
     if withdrawn {
@@ -328,8 +328,8 @@ fn withdraw(index: usize, slot: &Slot) -> bool {
     withdrawn
 }
 
-/// A process without this library has accepted a stand-in. It must not take the peer for a client
-/// of this machine.
+/// Called when a process without this library has accepted a stand-in. Ends the connection, and
+/// makes the listener TCP only: the process would take the peer for a client on this host.
 fn lose_stand_in(index: usize) {
     let Some(slot) = shared::slot(index) else { return };
     let port = slot.listener_port();
@@ -338,18 +338,18 @@ fn lose_stand_in(index: usize) {
     }
 }
 
-// The descriptors by which the thread of automatic mode is woken: sockets to which other processes
-// write, too, and an epoll instance with the stand-ins.
+// The descriptors that wake the thread of automatic mode: sockets to which other processes write,
+// too, and an epoll instance with the stand-ins.
 
 /// The sockets, made when they are first needed.
 struct WakeSockets {
-    /// The thread reads from the first one; descriptors plus one. The second one is stored last.
+    /// Descriptors plus one. The thread reads from the first; the second is stored last.
     ends: [AtomicI32; 2],
-    /// The inode of the second one.
+    /// The inode of the second socket.
     inode: AtomicU64,
     /// Epoll descriptor plus one.
     stand_ins: AtomicI32,
-    /// Held by the thread that makes them: the descriptors and the inode of two pairs must not be
+    /// Held while the sockets are made: the descriptors and the inode of two pairs must not be
     /// mixed.
     making: Lock,
 }
@@ -360,14 +360,14 @@ impl WakeSockets {
         WakeSockets { ends, inode: AtomicU64::new(0), stand_ins: AtomicI32::new(0), making: Lock::new() }
     }
 
-    /// The socket to which an index is sent, and its inode.
+    /// The socket to which an index is sent, and its inode. `None` before the sockets are made.
     fn sender(&self) -> Option<(c_int, u64)> {
         let sender = self.ends[1].load(SeqCst) - 1;
         (sender >= 0).then(|| (sender, self.inode.load(SeqCst)))
     }
 
-    /// The same after making the sockets, if there are none. `None` if that fails, with `errno`
-    /// set.
+    /// Makes the sockets if there are none. Returns the sender and its inode, or `None` with
+    /// `errno`.
     fn made(&self) -> Option<(c_int, u64)> {
         self.sender().or_else(|| {
             let _held = self.making.hold();
@@ -378,7 +378,7 @@ impl WakeSockets {
     fn make(&self) -> Option<(c_int, u64)> {
         let mut ends = [-1; 2];
         // Not a pipe: a child that writes after this process has ended would get SIGPIPE.
-        // SAFETY: room for two descriptors.
+        // SAFETY: `ends` has room for two descriptors.
         if unsafe { libc::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.as_mut_ptr()) } != 0 {
             return None;
         }
@@ -400,8 +400,8 @@ impl WakeSockets {
         self.ends[0].load(SeqCst) - 1
     }
 
-    /// In a child of fork(2), which does not have the thread that may be making them. The sender
-    /// stays open: the child wakes the parent by it.
+    /// In a child of fork(2): resets the lock, which another thread of the parent may have held.
+    /// The sender stays open: the child uses it to wake the parent.
     fn in_child(&self) {
         self.making.reset();
         self.ends[1].store(0, SeqCst);
@@ -417,10 +417,10 @@ mod tests_of_wake {
 
     use super::*;
 
-    /// Reads what is there. Returns the number of bytes.
+    /// Reads the available bytes, up to 8. Returns their number.
     fn read(fd: c_int) -> isize {
         let mut bytes = [0_u8; 8];
-        // SAFETY: the array is this long.
+        // SAFETY: `bytes` is writable for its length.
         unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) }
     }
 
@@ -441,7 +441,7 @@ mod tests_of_wake {
             assert!(open_fds::has(got[0].0) && open_fds::has(sockets.receiver()));
             shared::wake(got[0].0, got[0].1, 7);
             assert_eq!(read(sockets.receiver()), 4, "a wake-up is lost");
-            // SAFETY: the sender, which nobody uses any more.
+            // SAFETY: the descriptor belongs to this test, and is not used any more.
             unsafe { libc::close(got[0].0) };
             sockets.in_child();
             assert_eq!(sockets.receiver(), -1);

@@ -26,8 +26,7 @@ macro_rules! forward_data {
             #[cold]
             #[inline(never)]
             unsafe fn decided(fd: c_int, $($arg: $type),*) -> $result {
-                // SAFETY: the arguments are those of the C function, whose contract the program
-                // keeps.
+                // SAFETY: the program keeps the C contract of the function.
                 unsafe {
                     match fds::data(fd, $intent) {
                         Target::Kernel => next_symbol::$name(fd, $($arg),*),
@@ -122,8 +121,7 @@ exports! {
             entry => {
                 let purpose = || auto::purpose_of((level, name), value, len);
                 let result = auto::setsockopt(fd, entry, (level, name), purpose, rsockets, next);
-                // `None`: a connection attempt has ended, and the descriptor is another kind of
-                // socket.
+                // `None`: a connection attempt has ended, so look at the descriptor again.
                 result.unwrap_or_else(|| setsockopt(fd, level, name, value, len))
             }
         }
@@ -233,8 +231,7 @@ unsafe fn list_of<'a>(message: *const msghdr) -> &'a [iovec] {
 }
 
 impl Asked<'_> {
-    /// Whether the kernel's call would only return early for a special reason: it blocks, and it
-    /// sends or waits for all bytes that it asks for.
+    /// Whether the call normally moves all bytes: it blocks, and it sends or has MSG_WAITALL.
     #[inline(always)]
     fn is_whole(&self) -> bool {
         !self.buffers.is_empty()
@@ -243,9 +240,9 @@ impl Asked<'_> {
     }
 }
 
-/// Returns the result of an rsocket call, `done`. If the call failed because the library now
-/// forwards the data, returns the result of `again`: the descriptor is then a kernel socket, and
-/// the rsocket no longer blocks.
+/// Returns the result of an rsocket call, `done`. If the library has started to forward the data
+/// meanwhile, the rsocket no longer blocks and the descriptor is a kernel socket: then a failed
+/// call is repeated with `again`, and one that should have moved more continues.
 ///
 /// # Safety
 /// The buffers are readable if the call sends, and otherwise writable.
@@ -291,8 +288,7 @@ unsafe fn go_on(fd: c_int, asked: Asked<'_>, done: ssize_t) -> ssize_t {
             let mut message = msghdr::zero();
             message.msg_iov = rest.as_mut_ptr();
             message.msg_iovlen = rest.len() as _;
-            // SAFETY: `rest` describes a part of the buffers, which are readable or writable as
-            // needed.
+            // SAFETY: `rest` is a part of the buffers, which are readable or writable as needed.
             unsafe {
                 if asked.sends {
                     // A call that has sent some bytes must not raise SIGPIPE.

@@ -53,8 +53,7 @@ exports! {
         match Fd::of(fd) {
             Fd::Rsocket(entry) => match accept_from(fd, entry.handle, addr, len, flags) {
                 Ok(new) => new,
-                // TCP's errno for a socket that does not listen. In mode `rdma` the rsocket's errno
-                // stays.
+                // TCP's errno for a socket that does not listen. Mode `rdma` keeps the rsocket's.
                 Err(EBADF) if auto::is_auto(entry) => errno::fail(EINVAL),
                 Err(why) => errno::fail(why),
             },
@@ -115,7 +114,8 @@ fn adopt(fd: c_int, rsocket: c_int) -> Result<c_int, c_int> {
     })
 }
 
-/// Accepts a connection from the rsocket `rsocket` of the listener `fd`.
+/// Accepts a connection from the listener `fd`, whose rsocket is `rsocket`. Returns the new
+/// descriptor or an errno.
 ///
 /// # Safety
 /// `addr` and `len` are valid or NULL as accept4(2) allows.
@@ -133,7 +133,7 @@ unsafe fn accept_from(
     // queue.
     let new = fds::open_placeholder(flags)?;
     rsocket::sync_nonblock(fd, rsocket);
-    // For a cancelled thread: the program does not know the new descriptor yet.
+    // If the thread is cancelled, close the placeholder: the program does not know it yet.
     let close_placeholder = || {
         next_symbol::close(new);
     };
@@ -178,8 +178,7 @@ fn close_known(fd: c_int) -> c_int {
         if entry.handle == table::CLOSING {
             return errno::fail(EBADF);
         }
-        // Not cancelled: a thread that ends before the placeholder is closed would leave the
-        // descriptor open.
+        // Not cancelled: otherwise the thread could end before the placeholder is closed.
         if let Some(result) = without_cancel(|_| close_entry(fd, entry)) {
             return result;
         }
@@ -396,8 +395,7 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
             next()
         }
         (F_SETFL, Fd::Rsocket(_)) => set_flags(fd, entry.handle, arg as c_int),
-        // Descriptor flags and locks are those of the placeholder. Locks are meaningless on
-        // sockets.
+        // Descriptor flags and locks are the placeholder's. Locks mean nothing for sockets.
         (F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW, _) => next(),
         // The placeholder is a TCP socket, which accepts all commands for sockets.
         (_, Fd::Rsocket(entry)) if auto::is_auto(entry) => next(),

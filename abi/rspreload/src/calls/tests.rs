@@ -1,4 +1,4 @@
-//! Calls on descriptors that stand for rsockets, in whose part are the kernel's sockets.
+//! Unit tests of calls on placeholders. Kernel sockets take the place of rsockets.
 
 use core::ffi::{c_int, c_void};
 use std::io::{Read, Write};
@@ -12,14 +12,14 @@ use super::{data, waits};
 use crate::errno;
 use crate::table::{self, Entry, Kind};
 
-/// A connection: the end that connected, and the accepted one.
+/// Returns the connecting and the accepted end of a connection.
 pub fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (client, listener.accept().unwrap().0)
 }
 
-/// A descriptor, which stands for one end of a connection, and the other end.
+/// A placeholder, the kernel socket that acts as its rsocket, and the peer of that socket.
 struct Placeholder {
     number: UdpSocket,
     rsocket: TcpStream,
@@ -30,8 +30,8 @@ impl Placeholder {
     fn new() -> Placeholder {
         let (far, rsocket) = connection();
         far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        // Inner descriptors may be larger than those of the program.
-        // SAFETY: a new descriptor, which nobody else has.
+        // The descriptors behind placeholders may be higher than all descriptors of the program.
+        // SAFETY: fcntl(2) has just returned the descriptor, which nothing else owns.
         let rsocket = unsafe { TcpStream::from_raw_fd(libc::fcntl(rsocket.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 700)) };
         let placeholder = Placeholder { number: UdpSocket::bind("127.0.0.1:0").unwrap(), rsocket, far };
         table::prepare(placeholder.fd()).unwrap();
@@ -47,7 +47,7 @@ impl Placeholder {
         self.number.as_raw_fd()
     }
 
-    /// The peer sends a byte, which has arrived.
+    /// The peer sends a byte. Returns when it has arrived.
     fn receives(&self) {
         (&self.far).write_all(&[1]).unwrap();
         assert_eq!(self.rsocket.peek(&mut [0]).unwrap(), 1);
@@ -60,13 +60,13 @@ impl Drop for Placeholder {
     }
 }
 
-/// Calls select(2) with a time-out of 0 for the numbers of three sets. Returns its result and what
-/// is left in the sets.
+/// Calls select(2) with a time-out of 0 for the descriptors of three sets. Returns its result, and
+/// the descriptors that are left in the sets.
 fn select_now(asked: [&[c_int]; 3]) -> (Result<c_int, c_int>, [Vec<c_int>; 3]) {
-    // SAFETY: all zeros are an empty set.
+    // SAFETY: all-zero bytes are an empty set.
     let mut sets: [libc::fd_set; 3] = unsafe { core::mem::zeroed() };
     let numbers = || asked.iter().copied().flatten().copied();
-    // SAFETY: the descriptors fit the sets, which are live.
+    // SAFETY: the descriptors are below FD_SETSIZE, and `sets` and `time` outlive the call.
     unsafe {
         for (set, numbers) in sets.iter_mut().zip(asked) {
             numbers.iter().for_each(|&fd| libc::FD_SET(fd, set));
@@ -90,7 +90,7 @@ fn select_leaves_the_numbers_that_are_ready() {
     let [a, b, k, s] = [data.fd(), idle.fd(), kernel.as_raw_fd(), silent.as_raw_fd()];
     assert_eq!(select_now([&[a, b, k, s], &[b], &[a]]), (Ok(3), [vec![a, k], vec![b], vec![]]));
     assert_eq!(select_now([&[b, s], &[], &[a, b]]), (Ok(0), [vec![], vec![], vec![]]));
-    // Another thread closes the rsocket: a failure leaves the sets as they are.
+    // Another thread is closing the rsocket. A failure leaves the sets as they are.
     idle.becomes(Kind::Socket, table::CLOSING);
     assert_eq!(select_now([&[a, b], &[b], &[]]), (Err(EBADF), [vec![a, b], vec![b], vec![]]));
 }
@@ -102,7 +102,7 @@ fn calls_go_to_what_the_number_stands_for() {
     let start = byte.as_mut_ptr().cast::<c_void>();
     let (value, len) = (1, size_of::<c_int>() as libc::socklen_t);
     let pointer = (&raw const value).cast::<c_void>();
-    // SAFETY: live buffers and integers.
+    // SAFETY: the pointers refer to local variables of the lengths that are passed.
     unsafe {
         assert_eq!(data::recv(fd, start, 2, MSG_DONTWAIT), -1);
         assert_eq!(errno::get(), EAGAIN);
@@ -115,10 +115,10 @@ fn calls_go_to_what_the_number_stands_for() {
         assert_eq!(data::shutdown(fd, libc::SHUT_WR), 0);
         assert_eq!(one.far.read(&mut [0; 2]).unwrap(), 0);
         assert_eq!((data::write(fd, start, 2), errno::get()), (-1, EPIPE));
-        // A socket whose data is forwarded is the kernel's, here one without a peer.
+        // A socket whose data is forwarded is a kernel socket; this one has no peer.
         one.becomes(Kind::Forwarded, c_int::MAX);
         assert_eq!((data::send(fd, start, 2, MSG_NOSIGNAL), errno::get()), (-1, libc::EDESTADDRREQ));
-        // As for a TCP socket that connects.
+        // listen(2) fails as for a connecting TCP socket.
         one.becomes(Kind::Connecting, c_int::MAX);
         assert_eq!((data::listen(fd, 1), errno::get()), (-1, EINVAL));
     }

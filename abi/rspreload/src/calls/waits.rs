@@ -15,21 +15,21 @@ use crate::sockets::{kernel, rdma};
 use crate::table::{self, Kind};
 use crate::{auto, epoll, errno, fds, fork, memory, next_symbol, transition};
 
-// poll: librdmacm's if there is an rsocket among the descriptors. It takes both kinds.
+// poll: with an rsocket, librdmacm's rpoll, which takes all descriptors.
 
 exports! {
     /// poll(2).
     fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-        // The kernel rejects what is no list.
+        // The kernel rejects an invalid list.
         if !table::any() || fds.is_null() || count > c_int::MAX as nfds_t {
             return next_symbol::poll(fds, count, timeout);
         }
-        // No other thread changes the list meanwhile.
+        // The program guarantees that the list is valid, and not used by others meanwhile.
         poll_list(slice::from_raw_parts_mut(fds, count as usize), timeout)
     }
 }
 
-/// poll(2) of a list.
+/// poll(2) on a slice. Returns the number of ready descriptors, or -1.
 pub fn poll_list(list: &mut [pollfd], timeout: c_int) -> c_int {
     if are_concerned(list.iter().map(|fd| fd.fd)) {
         let result = memory::with::<pollfd, _>(list.len(), |rsocket| poll_both(list, rsocket, timeout));
@@ -38,8 +38,8 @@ pub fn poll_list(list: &mut [pollfd], timeout: c_int) -> c_int {
     kernel::poll(list, timeout)
 }
 
-/// Whether one of the descriptors is or may become an rsocket. The owners of those that are
-/// forwarded learn that they are used.
+/// Whether one of the descriptors is or may become an rsocket. For forwarded connections, tells the
+/// process that forwards that they are used.
 fn are_concerned(numbers: impl Iterator<Item = c_int>) -> bool {
     numbers.fold(false, |any, fd| match Fd::of(fd) {
         Fd::Rsocket(_) | Fd::Pending(_) | Fd::Connecting(_) => true,
@@ -51,14 +51,14 @@ fn are_concerned(numbers: impl Iterator<Item = c_int>) -> bool {
     })
 }
 
-/// What librdmacm polls for `fd`. Settles a pending socket.
+/// Returns what librdmacm has to poll for `fd`. Decides what a pending socket is, if possible.
 fn asked(fd: &pollfd) -> pollfd {
     let number = loop {
         break match Fd::of(fd.fd) {
             Fd::Rsocket(entry) => entry.handle,
             Fd::Pending(entry) => fork::resolve_for_poll(fd.fd, entry).unwrap_or(fd.fd),
             Fd::Connecting(entry) => match auto::connect::done(entry) {
-                // The attempt has ended since its entry was read, and its slot has another one.
+                // The entry is out of date: its attempt has ended, and the slot was reused.
                 -1 => continue,
                 done => return pollfd { fd: done, events: POLLIN, revents: 0 },
             },
@@ -68,12 +68,11 @@ fn asked(fd: &pollfd) -> pollfd {
     pollfd { fd: number, events: fd.events, revents: 0 }
 }
 
-/// Whether `fd`, for which `revents` of `descriptor` was reported, has become another kind of
-/// socket by it, or while it was waited for.
+/// Whether `fd`, for which `number` was polled and is ready, has become another kind of socket.
 fn has_changed(fd: c_int, number: c_int, revents: c_short) -> bool {
     match Fd::of(fd) {
         Fd::Rsocket(entry) => number != entry.handle,
-        // An rsocket that has begun to be forwarded.
+        // `number` was an rsocket whose data is now forwarded.
         Fd::Kernel | Fd::Tracked(_) => number != fd,
         Fd::Connecting(_) => true,
         Fd::Pending(_) => fork::after_poll(fd, revents),
@@ -81,7 +80,7 @@ fn has_changed(fd: c_int, number: c_int, revents: c_short) -> bool {
     }
 }
 
-/// Polls by librdmacm. `rsocket` has the length of `list`.
+/// Polls with librdmacm. `rsocket` is as long as `list`, and contains what is polled.
 fn poll_both(list: &mut [pollfd], rsocket: &mut [pollfd], timeout: c_int) -> c_int {
     let deadline = Deadline::after(timeout);
     let mut left = timeout;
@@ -104,14 +103,15 @@ fn poll_both(list: &mut [pollfd], rsocket: &mut [pollfd], timeout: c_int) -> c_i
     }
 }
 
-// select: by poll, if there is an rsocket in the sets, as the kernel's (fs/select.c).
+// select: poll(2) if there is an rsocket in the sets, with the kernel's events for each set
+// (fs/select.c).
 
-/// A set of descriptors is an array of these (`__fd_mask` of sys/select.h).
+/// Sets of descriptors are arrays of these words (`__fd_mask` of sys/select.h).
 type Word = c_ulong;
 const BITS: usize = Word::BITS as usize;
 
 exports! {
-    /// select(2). Waits for whole milliseconds.
+    /// select(2). With rsockets, it waits for whole milliseconds.
     fn select(
         count: c_int,
         read: *mut fd_set,
@@ -140,7 +140,7 @@ exports! {
     }
 }
 
-/// The count of select(2), but not beyond the program's descriptors if it is larger than an fd_set.
+/// Returns the count of select(2). One beyond FD_SETSIZE is limited to the program's descriptors.
 pub fn programs_limit(count: c_int) -> c_int {
     if count > FD_SETSIZE as c_int && table::any() { fds::programs_count(count) } else { count }
 }
@@ -151,7 +151,7 @@ pub struct Sets<'a> {
     sets: [&'a mut [Word]; 3],
 }
 
-/// The events of poll(2) for each set, those that count for it, and its bit in [`ready_sets`].
+/// For each set: the events to poll for, the events that make it ready, its bit in [`ready_sets`].
 const KINDS: [(c_short, c_short, c_short); 3] = [
     (POLLIN | POLLRDNORM | POLLRDBAND, POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR, 1),
     (POLLOUT | POLLWRNORM | POLLWRBAND, POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR, 2),
@@ -159,23 +159,23 @@ const KINDS: [(c_short, c_short, c_short); 3] = [
 ];
 
 impl<'a> Sets<'a> {
-    /// The sets, if there is a descriptor in them that is or may become an rsocket. The kernel
-    /// rejects a negative count.
+    /// Returns the sets if a descriptor in them is or may become an rsocket. `None`: the call goes
+    /// to the kernel, also because of a negative count.
     ///
     /// # Safety
-    /// The sets are null or have `count` bits, which nothing else uses meanwhile.
+    /// The sets are NULL or have `count` bits, which nothing else uses during `'a`.
     pub unsafe fn with_rsockets(count: c_int, sets: [*mut fd_set; 3]) -> Option<Sets<'a>> {
         let count = usize::try_from(count).ok().filter(|_| table::any())?;
         let words = |set: *mut fd_set| match set.is_null() {
             true => &mut [][..],
-            // SAFETY: as for this function.
+            // SAFETY: the set has `count` bits, which nothing else uses: guaranteed by the caller.
             false => unsafe { slice::from_raw_parts_mut(set.cast(), count.div_ceil(BITS)) },
         };
         let sets = Sets { count, sets: sets.map(words) };
         are_concerned(sets.members().map(|fd| fd.fd)).then_some(sets)
     }
 
-    /// The descriptors in the sets, with the events to poll for.
+    /// Returns the descriptors in the sets, with the events to poll for.
     fn members(&self) -> impl Iterator<Item = pollfd> {
         let words = move |at: usize| self.sets.each_ref().map(|set| set.get(at).copied().unwrap_or(0));
         let bits = move |at| if words(at) == [0; 3] { 0..0 } else { at * BITS..(at + 1) * BITS };
@@ -184,13 +184,13 @@ impl<'a> Sets<'a> {
             let asked = words(fd / BITS).map(|word| word >> (fd % BITS) & 1 != 0);
             let events = asked.iter().zip(KINDS).map(|(&is_asked, kind)| if is_asked { kind.0 } else { 0 });
             let events = events.fold(0, |all, events| all | events);
-            // The count was an int.
+            // `fd` fits an int, because it is below `count`.
             (events != 0).then_some(pollfd { fd: fd as c_int, events, revents: 0 })
         })
     }
 
-    /// Waits by `poll` until a descriptor is ready for one of its sets, or until `poll` returns 0
-    /// or -1. Leaves the ready descriptors in the sets. Returns how often there is one, or -1.
+    /// Waits with `poll` until a descriptor is ready for one of its sets, or `poll` returns 0 or
+    /// -1. Leaves the ready descriptors in the sets. Returns the number of bits set, or -1.
     pub fn wait(&mut self, mut poll: impl FnMut(&mut [pollfd]) -> c_int) -> c_int {
         let members = self.members().count();
         let waited = memory::with::<pollfd, _>(members, |list| {
@@ -208,7 +208,7 @@ impl<'a> Sets<'a> {
                     fd.revents = ready_sets(fd);
                     ready += fd.revents.count_ones();
                     if fd.revents == 0 {
-                        // What was reported counts for none of its sets: it would be again at once.
+                        // The events count for none of its sets, and would be reported again.
                         fd.fd = !fd.fd;
                     }
                 }
@@ -231,9 +231,9 @@ impl<'a> Sets<'a> {
     }
 }
 
-/// The bits of the sets for which a descriptor is ready.
+/// Returns the bits of the sets for which a descriptor is ready.
 fn ready_sets(fd: &pollfd) -> c_short {
-    // A send on an rsocket without a peer fails at once.
+    // An rsocket without a peer is writable: a send fails at once.
     let hung_up = fd.revents & POLLHUP != 0 && matches!(Fd::of(fd.fd), Fd::Rsocket(_));
     let revents = fd.revents | if hung_up { POLLOUT } else { 0 };
     let counts = |&(asked, counts, _): &(c_short, c_short, c_short)| fd.events & asked != 0 && revents & counts != 0;
@@ -257,7 +257,7 @@ exports! {
         if table::any() { control(epfd, op, fd, event) } else { event.control_kernel(epfd, op, fd) }
     }
 
-    /// epoll_wait(2). As before there are rsockets: the first may be added while this thread waits.
+    /// epoll_wait(2). Also waits for rsockets that another thread adds meanwhile.
     fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
         epoll::wait_by(|left| next_symbol::epoll_wait(epfd, events, max, left), events, max, timeout)
     }
@@ -269,19 +269,19 @@ pub struct Event(*mut epoll_event);
 
 impl Event {
     /// # Safety
-    /// `event` is null or readable.
+    /// `event` is NULL, or readable while the value is used.
     pub unsafe fn new(event: *mut epoll_event) -> Event {
         Event(event)
     }
 
     fn get(self) -> Option<epoll_event> {
-        // SAFETY: readable: guaranteed by the caller of `new`.
+        // SAFETY: `event` is readable: guaranteed by the caller of `new`.
         (!self.0.is_null()).then(|| unsafe { self.0.read_unaligned() })
     }
 
-    /// epoll_ctl(2) on a descriptor of the kernel's, which reports bad pointers.
+    /// epoll_ctl(2) on a kernel descriptor.
     fn control_kernel(self, epfd: c_int, op: c_int, fd: c_int) -> c_int {
-        // SAFETY: as for `new`.
+        // SAFETY: the pointer is NULL or readable: guaranteed by the caller of `new`.
         let result = unsafe { next_symbol::epoll_ctl(epfd, op, fd, self.0) };
         if result == 0 {
             members::note(epfd, op, fd, || self.get());
@@ -290,10 +290,10 @@ impl Event {
     }
 }
 
-/// epoll_ctl(2), once there is anything in the table.
+/// epoll_ctl(2) after the table has got its first entry.
 pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Event) -> c_int {
     let mut kind = Fd::of(fd);
-    // Check after reading `kind`: a later move cannot have changed the entry.
+    // Wait after `kind` was read: then it is either current, or the wait has noticed the change.
     if transition::wait_for_move(fd) {
         kind = Fd::of(fd);
     }
@@ -302,7 +302,7 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Event) -> c_int {
             let result = auto::connect::control(epfd, op, fd, entry, event.get());
             result.unwrap_or_else(|| control(epfd, op, fd, event))
         }
-        // As long as it is no rsocket it is a member of the kernel's instance.
+        // The pending socket has become an rsocket: start again.
         Fd::Pending(entry) if op != EPOLL_CTL_DEL && fork::resolve_for_poll(fd, entry).is_some() => {
             control(epfd, op, fd, event)
         }
@@ -312,7 +312,7 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Event) -> c_int {
             if result == 0 && op == EPOLL_CTL_DEL || !is_forwarded {
                 return result;
             }
-            // The library's thread has begun to forward the connection meanwhile.
+            // The library's thread has started to forward the connection meanwhile.
             if result == 0 && op == EPOLL_CTL_ADD {
                 epoll::hand_over_to_kernel(fd, entry);
                 return result;

@@ -50,7 +50,7 @@ fn instance(epfd: c_int) -> u32 {
     RECORDS.get(epfd).map_or(0, |number| number.instance.load(SeqCst))
 }
 
-/// Called before fork(2): sockets from before it are no longer owned by one process only.
+/// Called before fork(2), after which the child shares the sockets that were made before.
 pub fn begin_generation() {
     GENERATION.fetch_add(1, SeqCst);
 }

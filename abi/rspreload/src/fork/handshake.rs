@@ -18,7 +18,7 @@ use crate::sockets::{SockAddr, kernel, rdma};
 use crate::transition::Intent;
 use crate::{errno, rsocket, rsocket_abi, tcp};
 
-/// How long an end waits for the other in a call that need not wait itself, in milliseconds.
+/// Maximum wait for the other end by calls that would not wait over TCP, in milliseconds.
 const HANDSHAKE_TIMEOUT: c_int = 10_000;
 
 /// The word: four zero bytes, which the accepting end sends when it listens as an rsocket.

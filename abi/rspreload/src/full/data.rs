@@ -1,4 +1,4 @@
-//! Calls that move data, beside those of librspreload.so.
+//! Calls that move data and are not in librspreload.so.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::{ptr, slice};
@@ -18,9 +18,8 @@ use crate::transition::Intent;
 use crate::{auto, calls, errno, table};
 
 exports_and_next! {
-    // The names that calls have in programs compiled with _FORTIFY_SOURCE: they know the size of
-    // the buffer. glibc's function does the whole work, or aborts the program because the buffer is
-    // too small.
+    // The names of calls in programs that are compiled with _FORTIFY_SOURCE and know the size of
+    // the buffer. If the buffer is too small, glibc's function aborts the program.
 
     /// read(2).
     fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
@@ -73,7 +72,7 @@ exports_and_next! {
         waits::ppoll(fds, count, timeout, mask)
     }
 
-    /// recvmmsg(2). As in the kernel, the time-out is examined after each message only.
+    /// recvmmsg(2). The time-out is only checked after each message, as in the kernel.
     fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         if matches!(Fd::of(fd), Fd::Kernel) {
             return next::recvmmsg(fd, list, count, flags, timeout);
@@ -102,9 +101,9 @@ exports_and_next! {
         next::sendmmsg(fd, list, count, flags)
     }
 
-    // glibc's functions write to the descriptor by themselves. For an rsocket the text is formatted
-    // by vasprintf(3) and then written. printf.c defines the functions with variable arguments,
-    // which need an unstable feature in Rust.
+    // glibc's functions write to the kernel descriptor. For an rsocket the text is formatted by
+    // vasprintf(3) and then written. printf.c defines the functions with variable arguments, which
+    // need an unstable feature in Rust.
 
     /// vdprintf(3).
     fn vdprintf(fd: c_int, format: *const c_char, list: Arguments) -> c_int {
@@ -114,7 +113,7 @@ exports_and_next! {
         write_formatted(fd, |text| vasprintf(text, format, list))
     }
 
-    /// vdprintf(3) of programs compiled with _FORTIFY_SOURCE.
+    /// vdprintf(3) in programs that are compiled with _FORTIFY_SOURCE.
     fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: Arguments) -> c_int {
         if is_unchanged(fd) {
             return next::__vdprintf_chk(fd, flag, format, list);
@@ -122,8 +121,8 @@ exports_and_next! {
         write_formatted(fd, |text| __vasprintf_chk(text, flag, format, list))
     }
 
-    /// splice(2): between an rsocket and a pipe it copies. Returns after one piece of at most 4 KB:
-    /// the call may always move less than it was asked for.
+    /// splice(2). Between an rsocket and a pipe it copies at most 4 KB per call: it may always move
+    /// less than it was asked for.
     fn splice(
         from: c_int,
         from_offset: *mut loff_t,
@@ -139,7 +138,7 @@ exports_and_next! {
             before_use(to, Intent::Send);
             return next::splice(from, from_offset, to, to_offset, len, flags);
         }
-        // One end must be a pipe, and neither has an offset.
+        // As in the kernel, one end must be a pipe, and an offset is an error.
         if receives && sends {
             return errno::fail(EINVAL);
         }
@@ -159,12 +158,12 @@ exports_and_next! {
     }
 }
 
-/// Whether a call with a buffer is glibc's.
+/// Whether glibc's function serves a call with a buffer.
 fn is_kernels(fd: c_int, len: size_t, room: size_t) -> bool {
     len > room || matches!(Fd::of(fd), Fd::Kernel)
 }
 
-/// Whether a call with a list of descriptors is glibc's.
+/// Whether glibc's function serves a call with a list of descriptors.
 fn are_kernels(count: nfds_t, room: size_t) -> bool {
     !table::any() || (count as usize).checked_mul(size_of::<pollfd>()).is_none_or(|len| len > room)
 }
@@ -176,13 +175,15 @@ const MAX_MESSAGES: c_uint = 1024;
 /// last. Returns the number of messages, or -1 if the first call failed.
 ///
 /// # Safety
-/// `list` has `count` structures.
+/// `list` has `count` structures, which no other thread uses meanwhile.
 unsafe fn each(list: *mut mmsghdr, count: c_uint, mut call: impl FnMut(&mut mmsghdr) -> (ssize_t, bool)) -> c_int {
     if count == 0 {
         return 0;
     }
-    // SAFETY: `count` structures, which no other thread changes meanwhile: guaranteed by the
-    // caller.
+    if list.is_null() {
+        return errno::fail(EFAULT);
+    }
+    // SAFETY: `list` is not NULL, and has `count` structures that no other thread uses: guaranteed by the caller.
     let list = unsafe { slice::from_raw_parts_mut(list, count.min(MAX_MESSAGES) as usize) };
     let mut done = 0;
     for message in list {
@@ -190,7 +191,7 @@ unsafe fn each(list: *mut mmsghdr, count: c_uint, mut call: impl FnMut(&mut mmsg
         let Ok(len) = c_uint::try_from(result) else { return if done == 0 { -1 } else { done } };
         message.msg_len = len;
         done += 1;
-        // The end of a stream is reported once.
+        // Stop at the end of a stream, which is to be reported once.
         if !more || len == 0 {
             break;
         }
@@ -198,8 +199,8 @@ unsafe fn each(list: *mut mmsghdr, count: c_uint, mut call: impl FnMut(&mut mmsg
     done
 }
 
-// preadv2 and pwritev2, which serve sockets as readv and writev do, with flags, if the offset is
-// -1: the current position. Sockets have no other, which the kernel says.
+// preadv2 and pwritev2: on sockets they act like readv and writev with flags, if the offset is -1,
+// the current position. The kernel rejects other offsets.
 
 /// The kernel's limit for a list of buffers (UIO_MAXIOV).
 const MAX_BUFFERS: c_int = 1024;
@@ -241,12 +242,12 @@ with_flags! {
     pwritev64v2(off64_t) by writev, sendmsg;
 }
 
-/// The MSG_ flags for the flags of preadv2 and pwritev2, or `None` if readv and writev do the same.
-/// Fails as the kernel does with a TCP socket, whose flags are examined if there is something to
-/// transfer only.
+/// Returns the MSG_ flags for the flags of preadv2 and pwritev2, or `None` if readv and writev do
+/// the same. Fails as the kernel does for a TCP socket, which only checks the flags if there is
+/// something to transfer.
 ///
 /// # Safety
-/// `list` has `count` buffers.
+/// `list` is NULL or has `count` buffers.
 unsafe fn message_flags(list: *const iovec, count: c_int, flags: c_int) -> Result<Option<c_int>, c_int> {
     if flags == 0 || count == 0 {
         return Ok(None);
@@ -257,7 +258,7 @@ unsafe fn message_flags(list: *const iovec, count: c_int, flags: c_int) -> Resul
     if list.is_null() {
         return Err(EFAULT);
     }
-    // SAFETY: `count` buffers: guaranteed by the caller.
+    // SAFETY: `list` has `count` buffers: guaranteed by the caller.
     let is_empty = unsafe { slice::from_raw_parts(list, count as usize) }.iter().all(|buffer| buffer.iov_len == 0);
     if is_empty {
         return Ok(None);
@@ -273,7 +274,7 @@ unsafe fn message_flags(list: *const iovec, count: c_int, flags: c_int) -> Resul
     Ok(Some(without_waiting | without_signal))
 }
 
-/// A message of these buffers.
+/// Returns a message with these buffers.
 fn message(list: *const iovec, count: c_int) -> msghdr {
     let mut message = msghdr::zero();
     message.msg_iov = list.cast_mut();
@@ -281,8 +282,8 @@ fn message(list: *const iovec, count: c_int) -> msghdr {
     message
 }
 
-/// A `va_list` as it is passed to a function: on the 64-bit machines of Linux a pointer, because
-/// the type is an array, a structure that is passed by reference, or a pointer itself.
+/// A `va_list` as a function argument. On Linux's 64-bit machines it is a pointer: the type is an
+/// array, a structure that is passed by reference, or a pointer.
 pub(super) type Arguments = *mut c_void;
 
 unsafe extern "C" {
@@ -294,38 +295,39 @@ fn is_unchanged(fd: c_int) -> bool {
     matches!(Fd::of(fd), Fd::Kernel | Fd::Epoll)
 }
 
-/// Writes what `format` allocates. Returns the length, or -1 with `errno`.
+/// Writes the text that `format` allocates. Returns its length, or -1 with `errno`.
 ///
 /// # Safety
-/// `format` is one of the functions above.
+/// `format` calls vasprintf(3) or its checked variant, and passes on the pointer that it gets.
 unsafe fn write_formatted(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) -> c_int {
     let mut text = ptr::null_mut();
     let formatted = format(&raw mut text);
     let Ok(len) = usize::try_from(formatted) else { return -1 };
     let mut written = 0;
     while written < len {
-        // SAFETY: `text` has `len` bytes.
+        // SAFETY: `text` has `len` bytes, of which `written` are written.
         let result = unsafe { calls::write(fd, text.add(written).cast(), len - written) };
         let Ok(count) = usize::try_from(result) else { break };
         written += count;
     }
-    // SAFETY: allocated by the C library, and not used any more.
+    // SAFETY: the C library has allocated `text`, which is not used any more.
     errno::keeping(|| unsafe { libc::free(text.cast()) });
     if written == len { formatted } else { -1 }
 }
 
-/// What splice copies at once: a pipe takes at least this much when it is writable.
+/// Bytes that splice copies at once. A pipe that poll(2) reports as writable takes as many.
 const PIECE: usize = 4096;
 
-/// The kernel is about to move data over a number of its own: if the descriptor is forwarded, the
-/// process that has the rsocket has to know.
+/// Called before the kernel moves data over `fd`. If the data is forwarded, the process that has
+/// the rsocket must know that it is used.
 fn before_use(fd: c_int, intent: Intent) {
     if let Fd::Tracked(entry) = Fd::of(fd) {
         auto::before_use(entry, intent);
     }
 }
 
-/// The bytes are taken from the rsocket after the pipe has taken them, so none are lost.
+/// Moves bytes from an rsocket to a pipe. The bytes are peeked at, and only consumed when the pipe
+/// has taken them, so none are lost.
 fn into_pipe(from: c_int, pipe: c_int, len: usize, now: bool) -> ssize_t {
     let mut buffer = [0; PIECE];
     let have = receive(from, &mut buffer[..len], MSG_PEEK);
@@ -341,12 +343,12 @@ fn into_pipe(from: c_int, pipe: c_int, len: usize, now: bool) -> ssize_t {
 }
 
 fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> ssize_t {
-    // SAFETY: a buffer of this length.
+    // SAFETY: `bytes` is writable for its length.
     unsafe { calls::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags) }
 }
 
-/// A pipe gives its bytes away when they are read: all of them are sent, unless the connection
-/// fails.
+/// Moves bytes from a pipe to an rsocket. What is read from the pipe is sent completely, unless the
+/// connection fails.
 fn out_of_pipe(pipe: c_int, to: c_int, len: usize, now: bool) -> ssize_t {
     let mut buffer = [0; PIECE];
     let mut room = [pollfd { fd: to, events: POLLOUT, revents: 0 }];
@@ -359,7 +361,7 @@ fn out_of_pipe(pipe: c_int, to: c_int, len: usize, now: bool) -> ssize_t {
     let mut sent = 0;
     while sent < have {
         let rest = &buffer[sent..have];
-        // SAFETY: bytes of this length.
+        // SAFETY: `rest` is readable for its length.
         let part = unsafe { calls::send(to, rest.as_ptr().cast(), rest.len(), 0) };
         match usize::try_from(part) {
             Ok(part) => sent += part,
@@ -382,7 +384,7 @@ mod tests_of_offsets {
 
     fn flags_of(lens: &[usize], flags: c_int) -> Result<Option<c_int>, c_int> {
         let list: Vec<iovec> = lens.iter().map(|&iov_len| iovec { iov_base: core::ptr::null_mut(), iov_len }).collect();
-        // SAFETY: the buffers of `list`.
+        // SAFETY: `list` has the number of buffers that is passed.
         unsafe { message_flags(list.as_ptr(), list.len() as c_int, flags) }
     }
 
@@ -408,9 +410,9 @@ mod tests_of_offsets {
     fn the_number_of_buffers_is_limited() {
         assert_eq!(flags_of(&[1; 1024], RWF_NOWAIT), Ok(Some(MSG_DONTWAIT)));
         assert_eq!(flags_of(&[1; 1025], RWF_NOWAIT), Err(EINVAL));
-        // SAFETY: the list is not read.
+        // SAFETY: a negative count is rejected before the list is read.
         assert_eq!(unsafe { message_flags(core::ptr::null(), -1, RWF_NOWAIT) }, Err(EINVAL));
-        // SAFETY: as above.
+        // SAFETY: NULL is allowed.
         assert_eq!(unsafe { message_flags(core::ptr::null(), 1, RWF_NOWAIT) }, Err(EFAULT));
     }
 }

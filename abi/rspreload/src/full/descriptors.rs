@@ -1,4 +1,4 @@
-//! Calls that copy and close descriptors, and that ask what a descriptor is.
+//! Calls that copy and close descriptors, stdio on a descriptor, and ioctl(2).
 
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 
@@ -20,7 +20,8 @@ exports_and_next! {
         }
         let result = calls::dup2(old, new);
         if result >= 0 && flags & O_CLOEXEC != 0 {
-            // Not atomic: a thread that forks and executes now passes the descriptor on.
+            // Not atomic: if another thread forks and executes a program now, it inherits the
+            // descriptor.
             errno::keeping(|| kernel::fcntl(new, F_SETFD, FD_CLOEXEC));
         }
         result
@@ -29,8 +30,8 @@ exports_and_next! {
     /// close_range(2). Descriptors of the library stay open.
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let known = CLOSE_RANGE_CLOEXEC | CLOSE_RANGE_UNSHARE;
-        // Without an rsocket there is nothing to keep. A child of vfork(2) closes its own
-        // descriptors.
+        // Without an rsocket the library has no descriptors to keep. A child of vfork(2) may close
+        // its own copies of all descriptors.
         if !table::any() || process::is_guest() || flags as c_uint & known != 0 {
             return next::close_range(first, last, flags);
         }
@@ -50,7 +51,7 @@ exports_and_next! {
         }
     }
 
-    /// fclose(3): the peer of an rsocket sees the end at once.
+    /// fclose(3). Also closes an rsocket, so that its peer sees the end at once.
     fn fclose(file: *mut FILE) -> c_int {
         if !table::any() || file.is_null() {
             return next::fclose(file);
@@ -58,8 +59,7 @@ exports_and_next! {
         let fd = errno::keeping(|| libc::fileno(file));
         let entry = table::get(fd);
         let result = next::fclose(file);
-        // Another thread may have got the descriptor meanwhile: then the entry was replaced
-        // already.
+        // If another thread has reused the number meanwhile, the entry was replaced already.
         if let Some(entry) = entry
             && !process::is_guest()
             && table::replace(fd, Some(entry), None)
@@ -69,9 +69,9 @@ exports_and_next! {
         result
     }
 
-    /// fdopen(3). stdio makes its system calls by itself. In automatic mode the descriptor is left
-    /// to the kernel, and its data is forwarded. The number of another rsocket is no socket: its
-    /// stream calls the functions here, and has no descriptor (fileno(3) fails).
+    /// fdopen(3). stdio's system calls are not intercepted. So an rsocket of automatic mode is left
+    /// to the kernel, and its data is forwarded. Another rsocket gets a stream that makes the calls
+    /// of this library, and has no descriptor (fileno(3) fails).
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         let left = if table::any() { auto::outside::leave_to_kernel(fd) } else { Ok(()) };
         match left {
@@ -96,17 +96,17 @@ pub mod variadic {
 }
 
 exports! {
-    /// ioctl(2). It is variadic in C: an argument that was not given is whatever the register has,
-    /// and is not used.
+    /// ioctl(2). It is variadic in C: without a third argument, `arg` is an arbitrary register
+    /// value, and is not used.
     fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
         if request == libc::FIONCLEX {
             auto::outside::loses_cloexec(fd);
         }
         if let (FIONREAD, Fd::Tracked(entry)) = (request, Fd::of(fd)) {
-            // Without this no data would arrive in a child that does nothing else.
+            // A child that calls nothing else must have its data forwarded, or none would arrive.
             auto::before_wait(entry);
         }
-        // The kernel checks the pointer, and has the answer but for what only the rsocket knows.
+        // Ask the kernel first: it checks the pointer, and answers what does not need the rsocket.
         let result = variadic::ioctl(fd, request, arg);
         let (0, Fd::Rsocket(entry)) = (result, Fd::of(fd)) else { return result };
         let option = match request {
@@ -155,13 +155,13 @@ fn number(cookie: *mut c_void) -> c_int {
 }
 
 unsafe extern "C" fn read(cookie: *mut c_void, buffer: *mut c_char, len: size_t) -> ssize_t {
-    // SAFETY: `len` bytes are writable.
+    // SAFETY: `buffer` is writable for `len` bytes: stdio guarantees it.
     unsafe { calls::read(number(cookie), buffer.cast(), len) }
 }
 
 /// Returns 0 after a failure, as fopencookie(3) requires.
 unsafe extern "C" fn write(cookie: *mut c_void, data: *const c_char, len: size_t) -> ssize_t {
-    // SAFETY: `len` bytes are readable.
+    // SAFETY: `data` is readable for `len` bytes: stdio guarantees it.
     unsafe { calls::write(number(cookie), data.cast(), len) }.max(0)
 }
 
@@ -169,8 +169,8 @@ extern "C" fn close(cookie: *mut c_void) -> c_int {
     calls::close(number(cookie))
 }
 
-/// The flags of a descriptor.
+/// Returns the F_GETFL flags of a descriptor, or -1 with `errno`.
 pub fn flags(fd: c_int) -> c_int {
-    // SAFETY: no pointers.
+    // SAFETY: F_GETFL takes no pointer.
     unsafe { calls::fcntl(fd, F_GETFL, 0) }
 }

@@ -1,9 +1,9 @@
-//! System calls that a program makes by syscall(3): libuv closes descriptors in this way, and so do
-//! Node.js and all other programs that use it.
+//! System calls that a program makes by syscall(3). libuv closes descriptors in this way, and so do
+//! Node.js and other programs that use libuv.
 //!
-//! Librdmacm makes system calls by syscall(3) as well, to reach the kernel in any case: for its own
-//! descriptors, which have no entry in the table, and fcntl and writev for the program's, too.
-//! These two are left to the kernel.
+//! librdmacm uses syscall(3), too, to reach the kernel in any case: for its own descriptors, which
+//! have no entry in the table, and fcntl and writev also for the program's descriptors. So fcntl
+//! and writev go to the kernel here.
 
 use core::ffi::{c_int, c_long, c_uint};
 
@@ -13,8 +13,8 @@ use super::{data, descriptors};
 use crate::{auto, calls, fork_handlers, table};
 
 exports_and_next! {
-    /// syscall(3). It is variadic in C: arguments that were not given are whatever the registers
-    /// and the stack have there, as in the C library's own definition.
+    /// syscall(3). It is variadic in C: arguments that were not given have arbitrary values, which
+    /// are passed on as the C library's definition does.
     fn syscall(
         number: c_long,
         a: c_long,
@@ -40,12 +40,12 @@ exports_and_next! {
                 descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into()
             }
             libc::SYS_sendmmsg if table::any() => data::sendmmsg(fd, b as *mut _, c as c_uint, d as c_int).into(),
-            // It may send descriptors over a socket of the kernel's.
+            // On a kernel socket this may pass descriptors to another process.
             libc::SYS_sendmsg if table::any() => calls::sendmsg(fd, b as *const _, c as c_int) as c_long,
             libc::SYS_accept4 if known || auto::has_stand_ins() => {
                 calls::accept4(fd, b as *mut _, c as *mut _, d as c_int).into()
             }
-            // A socket that gets one that rsockets do not have stays with TCP.
+            // An option that rsockets do not have makes the socket stay TCP.
             libc::SYS_setsockopt if known || auto::is_on() => {
                 calls::setsockopt(fd, b as c_int, c as c_int, d as *const _, e as socklen_t).into()
             }
@@ -77,7 +77,7 @@ exports_and_next! {
     }
 }
 
-/// Whether clone(2) with these flags and no stack makes a process as fork(2) does.
+/// Whether clone(2) with these flags and no stack acts like fork(2).
 fn is_fork(flags: c_long) -> bool {
     flags & c_long::from(libc::CLONE_VM | libc::CLONE_FILES) == 0
 }

@@ -1,6 +1,6 @@
-//! Programs that are executed: posix_spawn, vfork, system, popen. An executed program, and the C
-//! library's own child that prepares it, make no call of this library, and none of them runs the
-//! handlers of fork(2). So the connections are prepared before.
+//! Calls that execute programs: posix_spawn, vfork, system, popen. Neither an executed program nor
+//! the C library's child that prepares it calls this library, and no handlers of fork(2) run. So
+//! the connections are prepared before.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -33,7 +33,7 @@ macro_rules! spawns {
     };
 }
 
-// The last two return a pidfd where the others return a pid.
+// pidfd_spawn and pidfd_spawnp return a pidfd where the others return a pid.
 spawns! {
     posix_spawn;
     posix_spawnp;
@@ -41,8 +41,8 @@ spawns! {
     pidfd_spawnp;
 }
 
-/// The result of a call that returns an errno value. glibc has the calls with a pidfd since 2.39:
-/// without them the next definition fails with -1.
+/// Returns the errno value that `call` returns. Before glibc 2.39 there is no pidfd_spawn, and its
+/// next definition returns -1.
 fn spawned(call: impl FnOnce() -> c_int) -> c_int {
     match errno::keeping(call) {
         -1 => libc::ENOSYS,
@@ -51,8 +51,8 @@ fn spawned(call: impl FnOnce() -> c_int) -> c_int {
 }
 
 exports_and_next! {
-    /// _Fork(3), which runs no handlers of fork(2): those of this library and of librdmacm run
-    /// here, the program's do not.
+    /// _Fork(3), which runs no handlers of fork(2). Does what the handlers of this library and of
+    /// librdmacm would do, but does not run the program's.
     fn _Fork() -> pid_t {
         fork_handlers::around(|| next::_Fork())
     }
@@ -87,14 +87,14 @@ exports_and_next! {
 }
 
 exports! {
-    /// Returns the function that vfork(2) is to be (vfork.c): fork(2) in a process with connections
-    /// by RDMA. Its child has a table of its own, in which they are sockets of the kernel, and may
-    /// do with them whatever a child of fork(2) may.
+    /// Returns the function to which vfork.c jumps for vfork(2): fork(2) if the process has
+    /// connections over RDMA. A child of fork(2) has its own table, in which they are kernel
+    /// sockets, and may do anything with them.
     safe fn librspreload_vfork() -> *const c_void {
         let found = VFORK.get();
         if found.is_null() || auto::has_connections() { libc::fork as *const c_void } else { found }
     }
 }
 
-/// The program's own vfork, which this library cannot call: it returns twice.
+/// The next definition of vfork. Only a jump can reach it, because vfork(2) returns twice.
 pub static VFORK: Next = Next::new("vfork\0");

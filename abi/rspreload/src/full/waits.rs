@@ -1,9 +1,9 @@
 //! Waiting with another signal mask: ppoll, pselect, epoll_pwait, epoll_pwait2.
 //!
-//! The kernel changes the mask and waits in one step, which serves epoll. In the others the signals
-//! that the wait lets through stay blocked, and a signalfd(2) among the descriptors reports that
-//! one of them is pending: then the mask is changed for a moment, in which the handlers run, and
-//! the call fails with EINTR. No signal is lost between changing the mask and waiting.
+//! For epoll the kernel changes the mask and waits in one step. In the other calls the signals that
+//! the new mask permits stay blocked, and a signalfd(2) among the descriptors reports that one of
+//! them is pending. Then the mask is changed for a moment, in which the handlers run, and the call
+//! fails with EINTR. So no signal is lost between changing the mask and waiting.
 
 use core::ffi::c_int;
 use core::slice;
@@ -20,18 +20,18 @@ use crate::process::{Deadline, milliseconds};
 use crate::thread::with_cleanup;
 use crate::{epoll, errno, fds, memory, next_symbol, open_fds, table};
 
-/// The highest signal is 64.
+/// All signals of Linux.
 const SIGNALS: core::ops::RangeInclusive<c_int> = 1..=64;
 
-/// Between two looks at pending signals, in milliseconds, where there can be no signalfd.
+/// Time between two checks for pending signals if there is no signalfd, in milliseconds.
 const LOOK_EVERY: c_int = 20;
 
-/// Reads a time-out: -1 for none. Fails with `EINVAL` as the kernel does.
+/// Returns a time-out in milliseconds, -1 for NULL. Fails with `EINVAL` as the kernel does.
 ///
 /// # Safety
-/// `timeout` is null or readable.
+/// `timeout` is NULL or readable.
 unsafe fn checked_milliseconds(timeout: *const timespec) -> Result<c_int, c_int> {
-    // SAFETY: null or readable: guaranteed by the caller.
+    // SAFETY: `timeout` is NULL or readable: guaranteed by the caller.
     match unsafe { timeout.as_ref() } {
         None => Ok(-1),
         Some(time) if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) => Err(EINVAL),
@@ -45,9 +45,9 @@ struct Waited {
     signalled: bool,
 }
 
-/// The signals of a set, as bits.
+/// Returns the signals of a set as bits.
 fn bits_of(set: &sigset_t) -> u64 {
-    // SAFETY: a live set.
+    // SAFETY: `set` is a valid set, and `signal` is in the range of signals.
     SIGNALS.filter(|&signal| unsafe { libc::sigismember(set, signal) == 1 }).fold(0, |bits, signal| bits | bit(signal))
 }
 
@@ -55,16 +55,16 @@ fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// Changes the signal mask. Returns the one before.
+/// Changes the signal mask. Returns the previous mask.
 fn set_mask(how: c_int, mask: &sigset_t) -> sigset_t {
     let mut before = sigset_t::zero();
-    // SAFETY: live sets.
+    // SAFETY: `mask` is a valid set, and `before` is writable.
     unsafe { libc::pthread_sigmask(how, mask, &raw mut before) };
     before
 }
 
-/// Calls `wait` with a signalfd, or -1, and the milliseconds that it may take, as long as it
-/// returns because of a signal that does not end it.
+/// Calls `wait` with a signalfd (or -1) and the milliseconds left, again after each signal that
+/// does not end the wait. Returns the result of `wait`, or -1 with `EINTR`.
 fn with_mask(mask: Option<&sigset_t>, end: &Deadline, mut wait: impl FnMut(c_int, c_int) -> Waited) -> c_int {
     let Some(mask) = mask else { return wait(-1, end.left()).result };
     let old = set_mask(SIG_BLOCK, mask);
@@ -76,7 +76,7 @@ fn with_mask(mask: Option<&sigset_t>, end: &Deadline, mut wait: impl FnMut(c_int
     result
 }
 
-/// Waits with a signalfd for signals that `mask` lets through.
+/// Waits with a signalfd for `signals`, which are blocked and which `mask` permits.
 fn wait_for_signals(
     signals: u64,
     mask: &sigset_t,
@@ -84,17 +84,17 @@ fn wait_for_signals(
     mut wait: impl FnMut(c_int, c_int) -> Waited,
 ) -> c_int {
     let mut set = sigset_t::zero();
-    // SAFETY: a live set. Those that the C library keeps for itself are in none.
+    // SAFETY: `set` is a valid set, and `signal` is in the range of signals.
     SIGNALS.filter(|&signal| signals & bit(signal) != 0).for_each(|signal| unsafe {
         libc::sigaddset(&raw mut set, signal);
     });
-    // SAFETY: a live set.
+    // SAFETY: `set` is a valid set.
     let make = || unsafe { libc::signalfd(-1, &raw const set, SFD_CLOEXEC | SFD_NONBLOCK) };
     let is_full = |fd: &c_int| *fd < 0 && errno::get() == libc::EMFILE;
-    // The kernel needs no descriptor for such a call: the program may have all that it may have.
+    // The kernel's call needs no descriptor. So it must also work if the program has no free one.
     let fd = errno::keeping(|| Some(make()).filter(|fd| !is_full(fd)).unwrap_or_else(|| open_fds::beyond_limit(make)));
     fds::on_new_fd(fd);
-    // At the hard limit, or without memory: the signals are looked for again and again.
+    // Without a signalfd (hard limit, no memory) check for pending signals at intervals.
     let piece = if fd < 0 { LOOK_EVERY } else { c_int::MAX };
     let close = || {
         errno::keeping(|| next_symbol::close(fd));
@@ -119,10 +119,10 @@ fn wait_for_signals(
     result
 }
 
-/// Lets pending signals through. Returns whether one of them has a handler (or ends the process).
+/// Lets pending signals through. Returns whether one of them interrupts the call.
 fn deliver(signals: u64, mask: &sigset_t) -> bool {
     let mut pending = sigset_t::zero();
-    // SAFETY: a live set.
+    // SAFETY: `pending` is writable.
     unsafe { libc::sigpending(&raw mut pending) };
     let pending = bits_of(&pending) & signals;
     let interrupts = SIGNALS.filter(|&signal| pending & bit(signal) != 0).any(has_effect);
@@ -131,10 +131,10 @@ fn deliver(signals: u64, mask: &sigset_t) -> bool {
     interrupts
 }
 
-/// Whether the signal is not ignored, by request or by default.
+/// Whether a signal has a handler, or a default action other than to be ignored.
 fn has_effect(signal: c_int) -> bool {
     let mut action = libc::sigaction::zero();
-    // SAFETY: a live structure.
+    // SAFETY: `action` is writable, and NULL leaves the current action alone.
     if unsafe { libc::sigaction(signal, core::ptr::null(), &raw mut action) } != 0 {
         return true;
     }
@@ -151,7 +151,7 @@ exports_and_next! {
         if !table::any() || list.is_null() || count >= c_int::MAX as nfds_t {
             return next::ppoll(list, count, timeout, mask);
         }
-        // No other thread changes the list meanwhile.
+        // The program guarantees that the list is valid, and not used by others meanwhile.
         let list = slice::from_raw_parts_mut(list, count as usize);
         if list.iter().all(|fd| table::get(fd.fd).is_none()) {
             return next::ppoll(list.as_mut_ptr(), count, timeout, mask);
@@ -193,7 +193,7 @@ exports_and_next! {
         epoll::wait_by(|left| next::epoll_pwait(epfd, events, max, left, mask), events, max, timeout)
     }
 
-    /// epoll_pwait2(2), with milliseconds.
+    /// epoll_pwait2(2). With rsockets, the time-out is rounded up to milliseconds.
     fn epoll_pwait2(
         epfd: c_int,
         events: *mut epoll_event,
@@ -201,17 +201,22 @@ exports_and_next! {
         timeout: *const timespec,
         mask: *const sigset_t,
     ) -> c_int {
-        if !table::any() {
-            return next::epoll_pwait2(epfd, events, max, timeout, mask);
-        }
-        match checked_milliseconds(timeout) {
-            Ok(timeout) => epoll_pwait(epfd, events, max, timeout, mask),
-            Err(why) => errno::fail(why),
-        }
+        let time = match checked_milliseconds(timeout) {
+            Ok(time) => time,
+            Err(why) => return errno::fail(why),
+        };
+        let wait = |left| {
+            if table::any() {
+                next::epoll_pwait(epfd, events, max, left, mask)
+            } else {
+                next::epoll_pwait2(epfd, events, max, timeout, mask)
+            }
+        };
+        epoll::wait_by(wait, events, max, time)
     }
 }
 
-/// Polls with another signal mask.
+/// poll(2) with another signal mask.
 fn poll_with_mask(list: &mut [pollfd], end: &Deadline, mask: Option<&sigset_t>) -> c_int {
     with_mask(mask, end, |signals, left| {
         let waited = memory::with::<pollfd, _>(list.len() + 1, |rsocket| poll_with(list, rsocket, signals, left));
@@ -219,7 +224,7 @@ fn poll_with_mask(list: &mut [pollfd], end: &Deadline, mask: Option<&sigset_t>) 
     })
 }
 
-/// Polls the list and the signalfd. `rsocket` has room for both.
+/// Polls the list and the signalfd `signals`. `rsocket` has space for both.
 fn poll_with(list: &mut [pollfd], rsocket: &mut [pollfd], signals: c_int, timeout: c_int) -> Waited {
     let Some((last, copies)) = rsocket.split_last_mut() else { return Waited { result: 0, signalled: false } };
     copies.copy_from_slice(list);
@@ -249,7 +254,7 @@ mod tests {
     #[test]
     fn a_wait_reports_signals_that_its_mask_lets_through() {
         let before = DELIVERED.load(SeqCst);
-        // SAFETY: live sets and a handler of this type.
+        // SAFETY: the sets are valid, and `on_signal` is a handler of the right type.
         unsafe {
             let (mut set, mut old) = (core::mem::zeroed::<sigset_t>(), core::mem::zeroed::<sigset_t>());
             libc::signal(libc::SIGUSR2, on_signal as *const () as usize);
@@ -259,7 +264,7 @@ mod tests {
             libc::raise(libc::SIGUSR2);
             let (idle, ready) = (libc::eventfd(0, libc::EFD_CLOEXEC), libc::eventfd(1, libc::EFD_CLOEXEC));
             let mut list = [pollfd { fd: idle, events: POLLIN, revents: 0 }];
-            // What is ready comes before a signal.
+            // A ready descriptor takes precedence over a signal.
             list[0].fd = ready;
             assert_eq!(poll_with_mask(&mut list, &Deadline::after(-1), Some(&old)), 1);
             list[0].fd = idle;
