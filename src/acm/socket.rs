@@ -189,6 +189,18 @@ mod tests {
     }
 
     #[test]
+    fn an_interrupted_call_is_repeated() {
+        let (fd, _peer) = pair();
+        let after = |error: Errno| {
+            base::errno::set(error.get());
+            retry(&fd, libc::POLLIN, Deadline::after(Some(Duration::ZERO)))
+        };
+        assert_eq!(after(Errno::new(libc::EINTR)), Ok(()));
+        assert_eq!(after(Errno::EAGAIN), Err(Errno::ETIMEDOUT));
+        assert_eq!(after(Errno::EBADF), Err(Errno::EBADF));
+    }
+
+    #[test]
     fn no_time_at_all() {
         let (fd, peer) = pair();
         let over = Deadline::after(Some(Duration::ZERO));

@@ -519,6 +519,52 @@ mod tests {
         assert!(gone(&[], false));
     }
 
+    /// An open device that no id uses, of the process that loaded the library.
+    fn unused_device(guid: u64) -> Open {
+        Open {
+            guid,
+            index: Some(1),
+            context: NonNull::dangling(),
+            limits: Limits { initiator_depth: 1, responder_resources: 1, work_requests: 1, completions: 1 },
+            infiniband: Vec::new(),
+            pd: None,
+            xrcd: None,
+            ids: 0,
+            lists: 0,
+            gone: false,
+            owner: Owner::FIRST_PROCESS,
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_gone_or_of_another_process_is_opened_anew() {
+        let mut registry = Registry::new();
+        registry.slots.push(Some(unused_device(7)));
+        assert_eq!(registry.find(7, Some(1)), Some(0));
+        registry.device(0).unwrap().gone = true;
+        assert_eq!(registry.find(7, Some(1)), None);
+        registry.device(0).unwrap().gone = false;
+        registry.process = Owner::NO_PROCESS;
+        assert_eq!(registry.find(7, Some(1)), None);
+    }
+
+    #[test]
+    fn the_last_use_leaves_a_device_unused() {
+        let slot = {
+            let mut registry = lock();
+            registry.slots.push(Some(Open { ids: 1, owner: Owner::NO_PROCESS, ..unused_device(8) }));
+            registry.slots.len() - 1
+        };
+        let limits = lock().device(slot).unwrap().limits;
+        let bound = Bound { slot, context: NonNull::dangling(), pd: NonNull::dangling(), limits };
+        let shared = share(&bound).unwrap();
+        for left in [1, 0] {
+            release(shared);
+            assert_eq!(lock().device(slot).unwrap().ids, left);
+        }
+        lock().slots[slot] = None;
+    }
+
     #[test]
     fn device_maxima_fit_eight_bits() {
         assert_eq!((clamp(-1), clamp(128), clamp(1000)), (0, 128, 255));

@@ -243,6 +243,18 @@ mod tests {
         SockAddr::from_bytes(bytes).unwrap()
     }
 
+    #[test]
+    fn a_send_only_member_attaches_no_qp() {
+        let id = Id::new(ptr::null_mut(), rdma_port_space::RDMA_PS_UDP as u32, ibv_qp_type::IBV_QPT_UD);
+        id.set_qp(ptr::without_provenance_mut(8));
+        add(&id, group_address(), true, ptr::null_mut()).unwrap();
+        // SAFETY: all zeros are a value of this structure of numbers.
+        let address = unsafe { std::mem::zeroed() };
+        // Another member would attach the QP, which does not exist.
+        assert_eq!(id.state().groups.0[0].joined(&address), Ok(()));
+        id.set_qp(ptr::null_mut());
+    }
+
     /// The kernel refuses a join while another thread leaves the same group.
     #[test]
     fn a_join_that_fails_beside_a_leave_leaves_no_membership() {

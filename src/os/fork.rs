@@ -130,6 +130,9 @@ pub struct Owner(u32);
 impl Owner {
     /// The process that loaded the library, for constant initial values.
     pub const FIRST_PROCESS: Owner = Owner(0);
+    /// A process that does not exist.
+    #[cfg(test)]
+    pub const NO_PROCESS: Owner = Owner(u32::MAX);
 
     /// Returns this process.
     #[inline]

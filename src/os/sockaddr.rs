@@ -195,7 +195,6 @@ impl SockAddr {
     pub fn is_any(&self) -> bool {
         let address = match self.family() {
             AF_INET => 4..8,
-            AF_INET6 => 8..24,
             _ => 8..24,
         };
         self.bytes()[address].iter().all(|&byte| byte == 0)
@@ -356,6 +355,8 @@ mod tests {
 
     #[test]
     fn wildcard() {
+        let v4 = |address: [u8; 4]| SockAddr::from_inet(&(address, 7).into());
+        assert!(v4([0; 4]).is_any() && !v4([0, 0, 0, 1]).is_any());
         assert!(SockAddr::from_ib(&ib(7)).is_any());
         assert!(!SockAddr::from_ib(&SockaddrIb { addr: [1; 16], ..ib(7) }).is_any());
     }

@@ -116,3 +116,15 @@ unsafe extern "C" {
     fn __tsan_acquire(address: *mut std::ffi::c_void);
     fn __tsan_release(address: *mut std::ffi::c_void);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_write_is_an_error() {
+        let whole = size_of::<Message<u32>>() as isize;
+        assert_eq!(check::<u32>(whole), Ok(()));
+        assert_eq!(check::<u32>(whole - 1), Err(Errno::ENODATA));
+    }
+}

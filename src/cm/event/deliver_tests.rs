@@ -39,6 +39,9 @@ impl Fixture {
             Outcome::Skip => assert!(self.id.completed.is_done()),
             Outcome::Show => {
                 assert!(!self.id.completed.is_done() && event.public.id == self.id.as_c());
+                let is_internal = raw.event == RDMA_CM_EVENT_INTERNAL as u32;
+                // SAFETY: `decode` wrote this member for an internal event.
+                assert!(!is_internal || unsafe { event.public.param.arg } == 0);
                 event.complete();
             }
         }

@@ -335,6 +335,15 @@ mod tests {
 
     use super::*;
 
+    /// The kernel would accept an internal event.
+    #[test]
+    fn programs_may_write_user_events_only() {
+        let id = Id::new(std::ptr::null_mut(), 0, crate::verbs::ibv_qp_type::IBV_QPT_RC);
+        for kind in [0, RDMA_CM_EVENT_INTERNAL as u32, u32::MAX] {
+            assert_eq!(write_cm_event(&id, kind, 0, 0), Err(Errno::EINVAL));
+        }
+    }
+
     #[test]
     fn names_of_the_enumerators() {
         assert_eq!(event_str(0), c"RDMA_CM_EVENT_ADDR_RESOLVED");

@@ -344,3 +344,29 @@ pub fn timeout(value: &[u8]) -> Result<Option<Duration>> {
     let time = Duration::from_secs(seconds) + Duration::from_micros(micros.unsigned_abs());
     Ok((!time.is_zero()).then_some(time))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_sizes_fit_the_connection_data() {
+        let mut options = Options::new();
+        for (size, kept) in [(0x1_0000, 0xfffe), (0xffff, 0xfffe), (0xfffe, 0xfffe), (-1, 0)] {
+            for name in [RDMA_SQSIZE, RDMA_RQSIZE, RDMA_INLINE] {
+                options.set(SOL_RDMA as c_int, name, &c_int::to_ne_bytes(size), false).unwrap();
+            }
+            assert_eq!((options.sq, options.rq, options.inline), (kept, kept, kept));
+        }
+    }
+
+    #[test]
+    fn a_route_has_whole_path_records() {
+        const PATH: usize = size_of::<crate::os::uapi::ibv_path_data>();
+        let set = |len| Options::new().set(SOL_RDMA as c_int, RDMA_ROUTE, &[0; 3 * PATH][..len], false);
+        assert_eq!((set(PATH), set(2 * PATH)), (Ok(Effect::None), Ok(Effect::None)));
+        for len in [0, PATH - 1, PATH + 1] {
+            assert_eq!(set(len), Err(Errno::EINVAL));
+        }
+    }
+}
