@@ -4,7 +4,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System, alloc, dealloc};
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::slice;
@@ -150,11 +150,6 @@ impl CBytes {
             }
         }
     }
-
-    /// Returns a C string that the caller frees with free(3); NULL for `None`.
-    pub fn name_into_raw(this: Option<CName>) -> *mut c_char {
-        CBytes::into_raw(this.map(|name| name.0)).0.cast()
-    }
 }
 
 impl Drop for CBytes {
@@ -166,23 +161,6 @@ impl Drop for CBytes {
 
 // SAFETY: owns plain bytes.
 unsafe impl Send for CBytes {}
-
-/// A C string from malloc(3).
-#[derive(Debug)]
-pub struct CName(CBytes);
-
-impl CName {
-    /// Returns a copy of `name`.
-    pub fn copy(name: &CStr) -> Result<CName> {
-        // Never `None`: a C string has at least its terminator.
-        CBytes::copy(name.to_bytes_with_nul())?.map(CName).ok_or(Errno::EINVAL)
-    }
-
-    /// Returns the string.
-    pub fn as_c_str(&self) -> &CStr {
-        CStr::from_bytes_with_nul(self.0.as_slice()).unwrap_or_default()
-    }
-}
 
 /// Allocates a C structure with calloc(3); the caller frees it with free(3).
 ///
@@ -251,12 +229,6 @@ mod tests {
     fn nothing_is_null() {
         assert!(CBytes::copy(&[]).unwrap().is_none());
         assert_eq!(CBytes::into_raw(None), (std::ptr::null_mut(), 0));
-    }
-
-    #[test]
-    fn names_keep_their_end() {
-        assert_eq!(CName::copy(c"host").unwrap().as_c_str(), c"host");
-        assert_eq!(CName::copy(c"").unwrap().as_c_str(), c"");
     }
 
     #[test]

@@ -117,8 +117,8 @@ impl Drop for Pages {
 /// Orders earlier reads of memory that a device writes before later ones.
 #[inline]
 pub fn device_read_barrier() {
-    // On arm64, an acquire fence orders reads only as other processors see them. Devices are in the
-    // outer shareable domain.
+    // On arm64, an acquire fence covers only the inner shareable domain, the processors. Devices
+    // are in the outer one.
     #[cfg(target_arch = "aarch64")]
     // SAFETY: a barrier changes neither memory nor registers.
     unsafe {

@@ -69,11 +69,8 @@ impl Drop for Request {
         // SAFETY: `self` is the only user of the id, its event is acknowledged, and its channel is
         // live.
         unsafe {
-            if let Ok(id) = OwnedId::from_c(self.id.as_ptr()) {
-                // The rejection informs the peer at once. If it fails, the peer times out.
-                let _ = cm::reject(&id, &[]);
-                let _ = cm::destroy_id(id);
-            }
+            // The kernel rejects a request whose id is destroyed. A failure has no remedy.
+            let _ = OwnedId::from_c(self.id.as_ptr()).and_then(cm::destroy_id);
         }
     }
 }

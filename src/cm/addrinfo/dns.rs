@@ -11,7 +11,7 @@ use crate::cm::addrinfo::list::Entry;
 use crate::cm::addrinfo::{GaiError, Hints};
 use crate::errno::Result;
 use crate::ffi::{RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, rdma_port_space};
-use crate::os::alloc::{CBytes, CName};
+use crate::os::alloc::CBytes;
 use crate::os::cancel;
 use crate::os::sockaddr::AF_IB;
 
@@ -79,11 +79,10 @@ fn from_found(first: &First<'_>, hints: Option<&Hints>) -> Result<Entry> {
         }
         None => CBytes::copy(first.addr)?,
     };
-    let name = first.canonname.map(CName::copy).transpose()?;
     if hints.is_some_and(|hints| hints.has(RAI_PASSIVE)) {
-        (entry.flags, entry.src, entry.src_name) = (RAI_PASSIVE as c_int, addr, name);
+        (entry.flags, entry.src) = (RAI_PASSIVE as c_int, addr);
     } else {
-        (entry.dst, entry.dst_name) = (addr, name);
+        entry.dst = addr;
     }
     Ok(entry)
 }
@@ -141,8 +140,6 @@ pub struct First<'a> {
     pub protocol: c_int,
     /// The address, a `sockaddr`.
     pub addr: &'a [u8],
-    /// Canonical name, if requested.
-    pub canonname: Option<&'a CStr>,
 }
 
 /// Calls getaddrinfo(3). The error is its EAI_* code, and `errno` is left as getaddrinfo(3) set it.
@@ -187,8 +184,7 @@ impl Found {
                 Some(addr) => slice::from_raw_parts(addr.as_ptr().cast(), info.ai_addrlen as usize),
                 None => &[],
             };
-            let canonname = NonNull::new(info.ai_canonname).map(|name| CStr::from_ptr(name.as_ptr()));
-            First { socktype: info.ai_socktype, protocol: info.ai_protocol, addr, canonname }
+            First { socktype: info.ai_socktype, protocol: info.ai_protocol, addr }
         }
     }
 }
@@ -213,14 +209,6 @@ mod tests {
         let first = found.first();
         assert_eq!((first.socktype, first.protocol), (libc::SOCK_STREAM, libc::IPPROTO_TCP));
         assert_eq!(first.addr, [2, 0, 0x1C, 6, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert!(first.canonname.is_none());
-    }
-
-    #[test]
-    fn canonical_name_when_asked_for() {
-        let question = Question { flags: libc::AI_NUMERICHOST | libc::AI_CANONNAME, ..NUMERIC };
-        let found = resolve(Some(c"127.0.0.1"), None, Some(question)).ok().unwrap();
-        assert_eq!(found.first().canonname, Some(c"127.0.0.1"));
     }
 
     #[test]

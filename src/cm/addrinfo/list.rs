@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 
 use crate::errno::Result;
 use crate::ffi::rdma_addrinfo;
-use crate::os::alloc::{CBytes, CName, zeroed};
+use crate::os::alloc::{CBytes, zeroed};
 
 /// An entry that is not in a list yet.
 #[derive(Debug, Default)]
@@ -22,10 +22,6 @@ pub struct Entry {
     pub src: Option<CBytes>,
     /// Remote address.
     pub dst: Option<CBytes>,
-    /// Canonical name of the local address.
-    pub src_name: Option<CName>,
-    /// Canonical name of the remote address.
-    pub dst_name: Option<CName>,
     /// An array of `struct ibv_path_data`.
     pub route: Option<CBytes>,
     /// Header that precedes the private data of a connection request.
@@ -50,8 +46,9 @@ impl Entry {
             ai_dst_len: dst_len as u32,
             ai_src_addr: src.cast(),
             ai_dst_addr: dst.cast(),
-            ai_src_canonname: CBytes::name_into_raw(self.src_name),
-            ai_dst_canonname: CBytes::name_into_raw(self.dst_name),
+            // getaddrinfo(3) is not asked for names.
+            ai_src_canonname: ptr::null_mut(),
+            ai_dst_canonname: ptr::null_mut(),
             ai_route_len: route_len,
             ai_route: route,
             ai_connect_len: connect_len,
@@ -154,8 +151,6 @@ mod tests {
             family,
             src: CBytes::copy(&[1; 16]).unwrap(),
             dst: CBytes::copy(&[2; 28]).unwrap(),
-            src_name: Some(CName::copy(c"here").unwrap()),
-            dst_name: Some(CName::copy(c"there").unwrap()),
             route: CBytes::copy(&[3; 72]).unwrap(),
             connect: CBytes::copy(&[4; 36]).unwrap(),
             ..Entry::default()
@@ -175,8 +170,6 @@ mod tests {
         while let Some(info) = unsafe { next.as_ref() } {
             families.push(info.ai_family);
             assert_eq!((info.ai_src_len, info.ai_dst_len, info.ai_route_len, info.ai_connect_len), (16, 28, 72, 36));
-            // SAFETY: C strings from CName.
-            assert_eq!(unsafe { std::ffi::CStr::from_ptr(info.ai_dst_canonname) }, c"there");
             next = info.ai_next;
         }
         assert_eq!(families, [1, 2, 3]);

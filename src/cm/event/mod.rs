@@ -146,8 +146,8 @@ impl Event {
     }
 }
 
-/// Returns whether the event that a synchronous id keeps is the failure of the join that counts
-/// with `group`. The event may be about another group, which was lost in the meantime.
+/// Returns whether the event that a synchronous id keeps reports that the join of the group with
+/// the count `group` failed. It may instead report that the id has lost another group meanwhile.
 pub(super) fn keeps_failed_join(id: &Id, group: &Completed) -> bool {
     let Some(event) = NonNull::new(id.event().cast::<Event>()) else { return false };
     // SAFETY: the event that an id keeps is from `get_cm_event`, and is live as long as the id

@@ -171,7 +171,6 @@ impl Dgram {
     pub fn connect(self: &Arc<Self>, addr: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
         let to = state.destination(addr)?;
-        state.check_family(&to)?;
         // Create the port now, which fails for an unreachable peer. The first datagram requests the
         // peer's QP number.
         self.port_for(&mut state, &to)?;
@@ -261,11 +260,6 @@ impl Dgram {
 impl State {
     fn udp(&self) -> Result<&Udp> {
         self.udp.as_ref().ok_or(Errno::EBADF)
-    }
-
-    /// Fails with `EAFNOSUPPORT` if the socket cannot send to `to`.
-    fn check_family(&self, to: &SocketAddr) -> Result<()> {
-        if to.is_ipv6() && self.domain == libc::AF_INET { Err(Errno::EAFNOSUPPORT) } else { Ok(()) }
     }
 
     fn is_nonblocking(&self, flags: c_int) -> bool {

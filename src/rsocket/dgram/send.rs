@@ -42,7 +42,6 @@ impl Dgram {
                 Some(to) => state.destination(to)?,
                 None => state.connected.ok_or(Errno::new(libc::EDESTADDRREQ))?,
             };
-            state.check_family(&to)?;
             match self.send_one(&mut state, payload, to) {
                 Err(Errno::EAGAIN) if !state.is_nonblocking(flags) => {
                     let until = *deadline.get_or_insert_with(|| Deadline::after(state.options.send_timeout));

@@ -403,7 +403,7 @@ impl Sender {
         let signaled = self.is_signal_due();
         if signaled {
             self.signal(0);
-            // Space becomes short only with a signaled work request.
+            // Only a signaled request can use up the space: `signal_due` ensures that.
             self.note_space();
         }
         Some(InlineRequest { addr, rkey, wr_id: self.last_wr_id, signaled })

@@ -156,7 +156,7 @@ impl Reactor {
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         thread::spawn(Role::Events, number)?;
-        // Wake the worker of an abandoned reactor, which ends.
+        // Wake the worker of an earlier, abandoned reactor, so that it ends.
         thread::JOBS.notify();
         Ok(Reactor {
             epoll,

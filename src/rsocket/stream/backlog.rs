@@ -320,10 +320,10 @@ impl<S: Handshake, R> Listening<S, R> {
         self.ready.len() - before
     }
 
-    /// Takes a slot for a new connection. If there is none, evicts the oldest pending connection
+    /// Takes a slot for a new connection. Without a free one, evicts the oldest pending connection
     /// and returns it with its slot; the caller closes it. Pending connections that turn out to be
-    /// established are made available to raccept(3). Returns `None` if there is no slot: then the
-    /// request waits if [`awaits_accept`](Self::awaits_accept), and is rejected otherwise.
+    /// established are made available to raccept(3). Returns `None` if none can be evicted: then
+    /// the request waits if [`awaits_accept`](Self::awaits_accept), and is rejected otherwise.
     pub fn admit(&mut self) -> Option<(Slot, Option<Arc<S>>)> {
         let admitted = self.take_slot();
         self.answering += usize::from(admitted.is_some());

@@ -327,9 +327,6 @@ impl Stream {
             return Ok(());
         }
         let mut state = self.wait_for_rejects(self.lock());
-        if state.is_closed() {
-            return Err(Errno::EBADF);
-        }
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
             self.finish_close(state);
             return Ok(());
@@ -348,11 +345,6 @@ impl Stream {
         }
         // The calls of other threads fail from now on. The steps below wake the leader.
         self.notify(Notice::Changed);
-        if limit.is_zero() {
-            state.take_background();
-            self.finish_close(state);
-            return Ok(());
-        }
         let deadline = Instant::now() + limit;
         if waits {
             state = self.end_connection(state, deadline, true);

@@ -87,7 +87,8 @@ impl Stream {
         if let Phase::Failed { .. } = state.phase {
             self.reset(&mut state)?;
         }
-        if !matches!(state.phase, Phase::Idle) || state.bound.is_some() {
+        // The kernel refuses a second address.
+        if !matches!(state.phase, Phase::Idle) {
             return Err(Errno::EINVAL);
         }
         state.bind(self.domain, addr)

@@ -60,8 +60,8 @@ impl Mappings {
 /// Returns the position of the next mapping that wants an entry, and the index of an entry for it
 /// in an iomap of `capacity` entries. Returns `None` if none is free: the program may have mapped
 /// more memory before it was connected than the iomap has entries for. Prefers the first stale
-/// entry: using it saves the message that would withdraw it, and leaves no stale entry before the
-/// new one (the first entry for an offset counts).
+/// entry: this saves the message that would withdraw it, and no stale entry is before the new one
+/// (of several entries for an offset, the peer uses the first).
 fn next_wanted(entries: impl Iterator<Item = Entry> + Clone, capacity: u16) -> Option<(usize, u16)> {
     let position = entries.clone().position(|entry| entry == Entry::Wanted)?;
     let is_free = |index| entries.clone().all(|entry| entry != Entry::Written(index));

@@ -137,6 +137,11 @@ fn ipv4_udp_header() {
         other[at] = value;
         assert_eq!(UdpHeader::parse(&other), Err(error));
     }
+    // QPs 0 and 1 are those of the management.
+    for qpn in [0, 1] {
+        let other = [&bytes[..8], &[0, 0, 0, qpn], &bytes[12..]].concat();
+        assert_eq!(UdpHeader::parse(&other), Err(BadHeader::Qpn(qpn.into())));
+    }
 }
 
 #[test]

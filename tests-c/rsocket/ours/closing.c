@@ -156,6 +156,21 @@ static void nothing_is_left(void)
 	}
 }
 
+/* A connection that the program has not accepted ends with the listener. */
+static void unaccepted_ends(void)
+{
+	union address to;
+	char byte;
+	int before = fds_before(), listener = rs_listener(AF_INET, &to, NULL), fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	EXPECT(!rconnect(fd, &to.sa, addr_len(&to)) && poll_wait(listener, POLLIN) == POLLIN);
+	EXPECT(!rclose(listener));
+	EXPECT(poll_wait(fd, POLLIN) & POLLIN);
+	EXPECT(rrecv(fd, &byte, 1, 0) <= 0);
+	EXPECT(!rclose(fd));
+	fds_come_back(before);
+}
+
 /* Calls of other threads return. */
 static volatile pid_t polling;
 
@@ -257,6 +272,7 @@ int main(int argc, char **argv)
 	CASE(blocking_close_goes_on);
 	CASE(number_is_free);
 	CASE(nothing_is_left);
+	CASE(unaccepted_ends);
 	CASE(close_under_poll);
 	CASE(data_arrives_after_exit);
 	CASE(data_arrives_after_shutdown_and_exit);

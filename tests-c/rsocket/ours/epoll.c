@@ -251,6 +251,24 @@ static void listener_member(void)
 	end();
 }
 
+/* Each connection is an edge, though earlier ones were not accepted. */
+static void edges_of_a_listener(void)
+{
+	int fds[3];
+
+	begin();
+	EXPECT(!change(EPOLL_CTL_ADD, pair.listener, EPOLLIN | EPOLLET));
+	for (int i = 0; i < 3; i++) {
+		EXPECT(ready(pair.listener, 0) == 0);
+		EXPECT((fds[i] = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		EXPECT(!rconnect(fds[i], &pair.to.sa, addr_len(&pair.to)));
+		EXPECT(ready(pair.listener, -1) == EPOLLIN);
+	}
+	for (int i = 0; i < 3; i++)
+		EXPECT(!rclose(raccept(pair.listener, NULL, NULL)) && !rclose(fds[i]));
+	end();
+}
+
 /* The descriptor itself is pollable, by the kernel's poll too, and can be a member. */
 static void nested(void)
 {
@@ -473,6 +491,7 @@ int main(int argc, char **argv)
 	CASE(peer_half_closes);
 	CASE(peer_goes);
 	CASE(listener_member);
+	CASE(edges_of_a_listener);
 	CASE(nested);
 	CASE(closing_a_member);
 	CASE(closing_with_members);

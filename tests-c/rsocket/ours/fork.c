@@ -49,9 +49,12 @@ static void child_closes_its_copies(void)
 	exchange("before");
 	child = fork();
 	if (child == 0) {
-		EXPECT(!rclose(pair.client));
-		EXPECT(!rclose(pair.listener));
-		EXPECT(!rclose(pair.server));
+		/* A connection has two descriptors. */
+		int fds = open_fds();
+
+		EXPECT(!rclose(pair.client) && open_fds() == fds - 2);
+		EXPECT(!rclose(pair.listener) && open_fds() == fds - 3);
+		EXPECT(!rclose(pair.server) && open_fds() == fds - 5);
 		_exit(CHILD_DONE);
 	}
 	exchange("meanwhile");

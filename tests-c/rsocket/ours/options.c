@@ -317,6 +317,27 @@ static void endless_timeouts(void)
 	EXPECT(!rclose(fd) && !rclose(pair.listener));
 }
 
+/* The id has SO_REUSEADDR: another rsocket may bind to the address. */
+static void reused_address(void)
+{
+	union address name = local_addr(AF_INET, 0);
+	socklen_t len = sizeof(name);
+	int on = 1, fds[3];
+
+	for (int i = 0; i < 3; i++) {
+		EXPECT((fds[i] = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		if (i < 2)
+			EXPECT(!rsetsockopt(fds[i], SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)));
+		if (i < 2)
+			EXPECT(!rbind(fds[i], &name.sa, addr_len(&name)));
+		else
+			EXPECT_ERROR(rbind(fds[i], &name.sa, addr_len(&name)), EADDRINUSE);
+		EXPECT(i || !rgetsockname(fds[i], &name.sa, &len));
+	}
+	for (int i = 0; i < 3; i++)
+		EXPECT(!rclose(fds[i]));
+}
+
 static void accept_timeout(void)
 {
 	struct timeval limit = { 0, 60000 };
@@ -340,6 +361,7 @@ int main(int argc, char **argv)
 	CASE(type_of_service);
 	CASE(type_of_service_of_connections);
 	CASE(type_of_service_of_a_second_attempt);
+	CASE(reused_address);
 	CASE(descriptor_flags);
 	CASE(transfer_timeouts);
 	CASE(accept_timeout);

@@ -249,6 +249,21 @@ static void descriptor_zero(void)
 	EXPECT(!rclose(fd));
 }
 
+/* 0 is a descriptor of the kernel, which is polled beside a connection. */
+static void kernels_descriptor_zero(void)
+{
+	struct pollfd entries[2] = { { .events = POLLIN }, { .fd = 0, .events = POLLIN } };
+	int pipes[2];
+
+	EXPECT(rs_pair(&pair, AF_INET) && !pipe(pipes) && dup2(pipes[0], 0) == 0);
+	entries[0].fd = pair.client;
+	EXPECT(write(pipes[1], "x", 1) == 1);
+	EXPECT(rpoll(entries, 2, 0) == 1 && !entries[0].revents && entries[1].revents == POLLIN);
+	EXPECT(rpoll(entries, 2, -1) == 1 && !entries[0].revents && entries[1].revents == POLLIN);
+	EXPECT(!close(pipes[0]) && !close(pipes[1]));
+	rs_pair_close(&pair);
+}
+
 static void exceptions_only_when_asked(void)
 {
 	fd_set in, except;
@@ -361,6 +376,7 @@ int main(int argc, char **argv)
 	CASE(poll_timeouts);
 	CASE(negative_descriptors);
 	CASE(descriptor_zero);
+	CASE(kernels_descriptor_zero);
 	CASE(exceptions_only_when_asked);
 	declare_cases(2);
 	if (may_have_many())

@@ -1,5 +1,5 @@
 /*
- * A listener that is shut down while a request waits: rejecting the request is a command of the kernel, which blocks in
+ * A listener that is shut down while a request waits. Destroying the request's id, by which the kernel rejects it, blocks in
  * `command`. The listener's other calls do not wait for it, but rclose does: it closes the channel of the request.
  */
 #include "commands.h"
@@ -18,7 +18,8 @@ static int listener, first, waiting;
 
 /* Connection requests that the library has read, and rejects that have begun and may go on. */
 static sem_t requests, rejects, may_go_on;
-static _Atomic bool blocks;
+static _Atomic bool blocks, moving_fails;
+static _Atomic uint32_t last_request;
 
 static void await_semaphore(sem_t *semaphore)
 {
@@ -28,22 +29,31 @@ static void await_semaphore(sem_t *semaphore)
 
 static ssize_t command(int fd, const void *data, size_t len)
 {
-	struct ucma_abi_get_event event = { .cmd = 0 };
+	union {
+		struct ucma_abi_get_event event;
+		struct ucma_abi_destroy_id destroy;
+	} message = { .event = { .cmd = 0 } };
 	ssize_t ret;
 
-	if (blocks && len >= sizeof(event)) {
-		memcpy(&event, data, sizeof(event));
-		if (event.cmd == UCMA_CMD_REJECT) {
+	if (moving_fails && len >= sizeof(message.event) && ((const struct ucma_abi_get_event *)data)->cmd == UCMA_CMD_MIGRATE_ID) {
+		errno = EIO;
+		return -1;
+	}
+	if (blocks && len >= sizeof(message.event)) {
+		memcpy(&message, data, len < sizeof(message) ? len : sizeof(message));
+		if (message.destroy.cmd == UCMA_CMD_DESTROY_ID && message.destroy.id == last_request) {
 			sem_post(&rejects);
 			await_semaphore(&may_go_on);
 		}
 	}
 	ret = to_kernel(fd, data, len);
-	if (ret == (ssize_t)len && event.cmd == UCMA_CMD_GET_EVENT) {
-		const struct ucma_abi_event_resp *answer = (const void *)(uintptr_t)event.response;
+	if (ret == (ssize_t)len && message.event.cmd == UCMA_CMD_GET_EVENT) {
+		const struct ucma_abi_event_resp *answer = (const void *)(uintptr_t)message.event.response;
 
-		if (answer->event == RDMA_CM_EVENT_CONNECT_REQUEST)
+		if (answer->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+			last_request = answer->id;
 			sem_post(&requests);
+		}
 	}
 	return ret;
 }
@@ -146,11 +156,37 @@ static void a_handler_interrupts(void)
 	EXPECT(!rclose(listener));
 }
 
+/* ---- a request whose id cannot get a channel of its own --------------------------------------------------- */
+
+static void connect_once(void)
+{
+	EXPECT((first = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0 && !rconnect(first, &to.sa, addr_len(&to)));
+	EXPECT(!rclose(raccept(listener, NULL, NULL)) && !rclose(first));
+}
+
+static void moving_the_request_fails(void)
+{
+	int before;
+
+	EXPECT((listener = rs_listener(AF_INET, &to, NULL)) >= 0);
+	connect_once();
+	before = open_fds();
+	moving_fails = true;
+	EXPECT((first = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	EXPECT_ERROR(rconnect(first, &to.sa, addr_len(&to)), ECONNREFUSED);
+	moving_fails = false;
+	EXPECT(!rclose(first));
+	await_fds(before);
+	connect_once();
+	EXPECT(!rclose(listener));
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(other_calls_go_on);
 	CASE(close_waits);
 	CASE(a_handler_interrupts);
+	CASE(moving_the_request_fails);
 	return finish();
 }

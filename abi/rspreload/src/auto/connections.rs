@@ -29,7 +29,8 @@ struct Private {
     accepted: AtomicBool,
     /// [`start_forwarding`] was called: the program's descriptors are or become TCP sockets.
     demoted: AtomicBool,
-    /// The slot's generation. In a child of fork(2) the slot may have another connection by now.
+    /// The slot's generation when this connection got it. In a child of fork(2) the slot may have
+    /// another connection by now.
     generation: AtomicU32,
 }
 

@@ -181,7 +181,8 @@ impl Forward {
         true
     }
 
-    /// Moves data in one direction. Returns false if the program's end has failed.
+    /// Moves data in one direction. Returns false if the program's end has failed, or has sent more
+    /// than [`MOST_IN_VAIN`] since the peer failed.
     fn step_pipe(&mut self, which: usize) -> bool {
         // SAFETY: the mapping belongs to this value, which is borrowed mutably.
         let buffers = unsafe { &mut *self.buffers };

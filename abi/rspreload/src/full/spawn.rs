@@ -1,6 +1,6 @@
-//! Calls that execute programs: posix_spawn, vfork, system, popen. Neither an executed program nor
-//! the C library's child that prepares it calls this library, and no handlers of fork(2) run. So
-//! the connections are prepared before.
+//! Calls that execute programs. In posix_spawn, system and popen neither the C library's child nor
+//! the executed program calls this library, and no handlers of fork(2) run, so the connections are
+//! prepared before the call. vfork becomes fork(2) if there are any.
 
 use core::ffi::{c_char, c_int, c_void};
 
