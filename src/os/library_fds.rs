@@ -261,17 +261,36 @@ mod tests {
         if child == 0 {
             reserve_low_fds();
             let floor = FLOOR.load(Ordering::Relaxed);
-            // SAFETY: plain system calls.
-            let fd = relocate_fd(unsafe { libc::eventfd(0, 0) });
+            // SAFETY: plain system call.
+            let low = unsafe { libc::eventfd(0, 0) };
+            let fd = relocate_fd(low);
             let apart = floor > 100 && fd >= floor && is_own(fd) && relocate_fd(fd) == fd;
             // SAFETY: plain system calls.
-            let apart = apart && unsafe { libc::fcntl(fd, libc::F_GETFD) } == libc::FD_CLOEXEC;
+            let flags = unsafe { [libc::fcntl(fd, libc::F_GETFD), libc::fcntl(low, libc::F_GETFD)] };
+            let apart = apart && flags == [libc::FD_CLOEXEC, -1];
             // SAFETY: no destructors are wanted.
             unsafe { libc::_exit(i32::from(!apart)) };
         }
         let mut status = -1;
         // SAFETY: `status` is writable.
         assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+    }
+
+    #[test]
+    fn a_replaced_file_keeps_the_flags_of_its_number() {
+        for flags in [0, libc::EFD_CLOEXEC, libc::EFD_NONBLOCK] {
+            // SAFETY: plain system calls.
+            let (fd, new) = unsafe { (libc::eventfd(0, flags), OwnFd::new(libc::eventfd(7, 0)).unwrap()) };
+            replace(fd, new).unwrap();
+            let read = |command| event::fcntl(fd, command, 0).unwrap();
+            let (on_exec, status) = (read(libc::F_GETFD), read(libc::F_GETFL) & libc::O_NONBLOCK);
+            let mut count = [0_u8; 8];
+            // SAFETY: 8 bytes at `count` are writable; the descriptor was opened here.
+            unsafe { libc::read(fd, count.as_mut_ptr().cast(), 8) };
+            close(fd);
+            assert_eq!((on_exec, status), (c_int::from(flags & libc::EFD_CLOEXEC != 0), flags & libc::EFD_NONBLOCK));
+            assert_eq!(u64::from_ne_bytes(count), 7);
+        }
     }
 
     #[test]

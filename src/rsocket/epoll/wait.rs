@@ -35,9 +35,6 @@ impl Epoll {
     /// milliseconds, infinite if it is negative. Fails with `EBADF` if the epoll is closed during
     /// the wait.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: c_int) -> Result<usize> {
-        if events.is_empty() {
-            return Err(Errno::EINVAL);
-        }
         self.check_process()?;
         let deadline = Deadline::after_ms(timeout);
         let last_reported = self.last_reported.lock().take();

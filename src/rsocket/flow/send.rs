@@ -476,8 +476,20 @@ mod tests {
     use super::*;
 
     fn sender(window: u16) -> Sender {
-        let limits = SendLimits { sq_entries: 8, entries_per_message: 1, controls: 2, buffer: 64, window };
+        let limits = SendLimits { sq_entries: 8, entries_per_message: 1, controls: 2, buffer: 4096, window };
         Sender::new(limits, Region { addr: 0, rkey: 0, length: 64 }).unwrap()
+    }
+
+    /// The last entry of the send queue is a signaled one: its completion frees all.
+    #[test]
+    fn inline_messages_use_all_entries_and_no_more() {
+        let mut sender = sender(100);
+        for _ in 0..3 {
+            let taken: Vec<_> = std::iter::from_fn(|| sender.take_inline(1)).collect();
+            let last = taken.last().unwrap();
+            assert!(taken.len() == 8 && last.signaled);
+            sender.completed(last.wr_id);
+        }
     }
 
     /// Even with the largest window, a lower limit is rejected, unless it is a valid increment

@@ -156,13 +156,13 @@ impl<S: Handshake, R> Listening<S, R> {
         self.answers_from
     }
 
-    /// Queues a request for an answer. If too many requests wait, the oldest one is rejected. The
-    /// new one is rejected if there is no memory, or the listener answers no more requests.
+    /// Queues a request for an answer. If too many requests wait, the oldest one is rejected, and
+    /// without memory the new one.
     pub fn add_waiting(&mut self, request: R) {
         if self.waiting_space() == 0 {
             self.waiting.pop_front();
         }
-        if !self.is_ending && self.waiting.try_reserve(1).is_ok() {
+        if self.waiting.try_reserve(1).is_ok() {
             self.waiting.push_back(request);
         }
     }

@@ -208,11 +208,13 @@ static void a_repoll_for_the_child(void)
 	int ep;
 	pid_t child;
 
-	EXPECT(find_repoll(&repoll));
+	EXPECT(find_repoll(&repoll) && rs_pair(&pair, AF_INET));
 	EXPECT((ep = repoll.create(0)) >= 0);
 	child = fork();
 	if (child == 0) {
 		alarm(hang_seconds());
+		/* Not with the parent's rsockets. */
+		EXPECT_ERROR(repoll.control(ep, EPOLL_CTL_ADD, pair.server, &event), EBADF);
 		EXPECT(rs_pair(&pair, AF_INET));
 		EXPECT(!repoll.control(ep, EPOLL_CTL_ADD, pair.server, &event));
 		EXPECT(rsend(pair.client, "x", 1, 0) == 1);
@@ -223,6 +225,7 @@ static void a_repoll_for_the_child(void)
 	}
 	EXPECT(!rclose(ep));
 	child_exits(child);
+	rs_pair_close(&pair);
 }
 
 int main(int argc, char **argv)

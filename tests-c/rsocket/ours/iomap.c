@@ -100,6 +100,8 @@ static void ended_mapping(void)
 	EXPECT(rs_pair_with(&pair, AF_INET, with_table));
 	EXPECT(riomap(pair.server, region[0], SIZE, PROT_WRITE, 0, 0) == 0);
 	one_byte(pair.server, pair.client);
+	EXPECT_ERROR(riounmap(pair.server, region[0], SIZE - 1), EINVAL);
+	EXPECT_ERROR(riounmap(pair.server, region[0] + 1, SIZE), EINVAL);
 	EXPECT(!riounmap(pair.server, region[0], SIZE));
 	one_byte(pair.server, pair.client);
 	EXPECT(riowrite(pair.client, source, 10, 0, 0) == 0);
