@@ -69,38 +69,28 @@ pub struct ServiceRecord {
 }
 
 const RECORDS_HEADER: usize = 8;
-/// Number of records for which the first query has space. Without space for any record, the kernel
-/// reports success but writes nothing, not even the count.
-const FIRST_ROOM: usize = 4;
 /// Number of records that fit into the largest answer, whose length has 16 bits.
-const LARGEST_ROOM: usize = (u16::MAX as usize - RECORDS_HEADER) / size_of::<ServiceRecord>();
+const MAX_RECORDS: usize = (u16::MAX as usize - RECORDS_HEADER) / size_of::<ServiceRecord>();
 const _: () = assert!(size_of::<ServiceRecord>() == 176);
 
-/// QUERY: returns the service records that were found. Repeats the query with more space while the
-/// kernel has more records. Fails with `EOVERFLOW` if they do not fit into the largest answer.
+/// QUERY: returns the service records that were found. Fails with `EOVERFLOW` if they do not fit
+/// into the largest answer.
 pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
-    let mut room = FIRST_ROOM;
-    loop {
-        // Words of 64 bits, because the header and the records need this alignment.
-        let words = (RECORDS_HEADER + room * size_of::<ServiceRecord>()) / size_of::<u64>();
-        let mut buffer: Vec<u64> = Vec::new();
-        buffer.try_reserve_exact(words).map_err(|_| Errno::ENOMEM)?;
-        buffer.resize(words, 0);
-        let body = rdma_ucm_query { response: response(buffer.as_mut_ptr()), id, option: QUERY_IB_SERVICE };
-        // SAFETY: the buffer is writable for this size and outlives the call.
-        unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, words * size_of::<u64>())? };
-        // SAFETY: the first word holds the count, a u32.
-        let count = unsafe { buffer.as_ptr().cast::<u32>().read() } as usize;
-        if count <= room {
-            // SAFETY: `room` ≥ `count` records follow the header.
-            let records = unsafe { std::slice::from_raw_parts(buffer.as_ptr().add(1).cast(), count) };
-            return crate::os::alloc::try_copy(records);
-        }
-        if room == LARGEST_ROOM {
-            return Err(Errno::new(libc::EOVERFLOW));
-        }
-        room = count.min(LARGEST_ROOM);
+    // Words of 64 bits, because the header and the records need this alignment.
+    const WORDS: usize = (RECORDS_HEADER + MAX_RECORDS * size_of::<ServiceRecord>()) / size_of::<u64>();
+    let mut buffer: Vec<u64> = Vec::new();
+    buffer.try_reserve_exact(WORDS).map_err(|_| Errno::ENOMEM)?;
+    buffer.resize(WORDS, 0);
+    let body = rdma_ucm_query { response: response(buffer.as_mut_ptr()), id, option: QUERY_IB_SERVICE };
+    // SAFETY: the buffer is writable for this size and outlives the call.
+    unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, WORDS * size_of::<u64>())? };
+    // SAFETY: the first word holds the count, a u32.
+    let count = unsafe { buffer.as_ptr().cast::<u32>().read() } as usize;
+    if count > MAX_RECORDS {
+        return Err(Errno::new(libc::EOVERFLOW));
     }
+    // SAFETY: `count` records follow the header.
+    crate::os::alloc::try_copy(unsafe { std::slice::from_raw_parts(buffer.as_ptr().add(1).cast(), count) })
 }
 
 #[repr(C)]

@@ -1,6 +1,8 @@
 /* Links that lose packets, or go down for a while or permanently: data arrives complete, or the calls fail. */
 #include "ends.h"
 
+#include <netinet/tcp.h>
+
 /* The transport gives up after eight tries of some seconds each. */
 enum { ALARM_SECONDS = 60 };
 
@@ -149,6 +151,25 @@ static void link_that_loses_everything(void)
 	stays_away("loss 100", on_siw() ? ECONNRESET : ETIMEDOUT);
 	tcp_tries("15");
 }
+/* Nothing is sent: only keepalives notice that the peer does not answer. */
+static void idle_with_keepalive(void)
+{
+	const int on = 1;
+	struct call call;
+
+	tcp_tries("3");
+	connected();
+	alarm(ALARM_SECONDS);
+	EXPECT(!rsetsockopt(client, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof(on)));
+	EXPECT(!rsetsockopt(client, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on)));
+	call_begin(&call, receives);
+	link_is("loss 100");
+	call_end(&call, -1, on_siw() ? ECONNRESET : ETIMEDOUT);
+	EXPECT(!rclose(client));
+	link_is("good");
+	EXPECT(!rclose(server) && !rclose(listener));
+	tcp_tries("15");
+}
 /* Devices on Ethernet end the connection when their link goes down; an InfiniBand adapter sends again for a while. */
 static void link_that_stays_down(void) { stays_away("down", on_ib() ? ETIMEDOUT : ECONNRESET); }
 
@@ -215,6 +236,7 @@ void link_cases(void)
 	FAULT_IF(on_siw(), close_on_a_very_slow_link);
 	FAULT(link_that_comes_back);
 	FAULT(link_that_loses_everything);
+	FAULT(idle_with_keepalive);
 	FAULT(link_that_stays_down);
 	/* A disconnect message that rxe could not send has left its QP 1 in the error state, from which the kernel's MAD layer
 	 * recovers the send queue only: the device receives no CM messages any more. */

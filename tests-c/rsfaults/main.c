@@ -1,11 +1,22 @@
 /* rsockets under faults: killed peers, bad links, limits, slow links, removed devices. main DEVICE [CASE]. */
 #include "faults.h"
 
+#include <fnmatch.h>
+
+/* Patterns that are separated by commas. */
 static const char *only;
 
 bool chosen(const char *name)
 {
-	return !only || !strcmp(only, name);
+	char patterns[256], *rest = patterns, *pattern;
+
+	if (!only)
+		return true;
+	snprintf(patterns, sizeof(patterns), "%s", only);
+	while ((pattern = strsep(&rest, ",")))
+		if (!fnmatch(pattern, name, 0))
+			return true;
+	return false;
 }
 
 union address far_addr(void)

@@ -11,7 +11,7 @@ use libc::epoll_event;
 
 use super::member::{Decision, Member, Registered, Snapshot};
 use super::{Epoll, ORDINARY_KEY, QUEUE_KEY};
-use crate::errno::{Errno, Result};
+use crate::errno::Result;
 use crate::os::event::Deadline;
 use crate::rsocket::pollable::Watcher;
 

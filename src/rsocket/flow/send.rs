@@ -480,15 +480,18 @@ mod tests {
         Sender::new(limits, Region { addr: 0, rkey: 0, length: 64 }).unwrap()
     }
 
-    /// The last entry of the send queue is a signaled one: its completion frees all.
+    /// The last free entry of the send queue is a signaled one: its completion frees all.
     #[test]
     fn inline_messages_use_all_entries_and_no_more() {
-        let mut sender = sender(100);
-        for _ in 0..3 {
+        for used in 0..8 {
+            let mut sender = sender(100);
+            let before: Vec<_> = (0..used).filter_map(|_| sender.take_inline(1)).collect();
+            // Signals them, too.
+            let control = sender.take_control(1);
             let taken: Vec<_> = std::iter::from_fn(|| sender.take_inline(1)).collect();
-            let last = taken.last().unwrap();
-            assert!(taken.len() == 8 && last.signaled);
-            sender.completed(last.wr_id);
+            assert!(before.len() + taken.len() == 8 && taken.last().is_some_and(|last| last.signaled));
+            sender.completed(control);
+            assert_eq!(sender.take_inline(1).is_some(), used > 0);
         }
     }
 

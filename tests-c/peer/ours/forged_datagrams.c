@@ -254,11 +254,37 @@ static void long_messages_are_dropped(void)
 	EXPECT(!rclose(fd) && !close(peer));
 }
 
+/* What anyone sends over UDP and the program does not read is kept up to the size of the receive buffer. */
+static void unread_copies_are_limited(void)
+{
+	enum { SIZE = 8192, PAYLOAD = 1000 };
+	uint8_t packet[HEADER + PAYLOAD] = { 0x55, 0x55, 0x55, 0x55, 4, DATA, HEADER, 0, 0, 0, 0, 2 };
+	union address name, peer_name;
+	int fd = rsocket(AF_INET, SOCK_DGRAM, 0), peer = plain(&peer_name), size = SIZE, count = 0;
+	socklen_t len = sizeof(name);
+
+	name = local_addr(AF_INET, 0);
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size)));
+	EXPECT(!rbind(fd, &name.sa, addr_len(&name)) && !rgetsockname(fd, &name.sa, &len));
+	memcpy(packet + 12, &peer_name.in.sin_addr, 4);
+	for (int i = 0; i < 4 * SIZE / PAYLOAD; i++) {
+		EXPECT(sendto(peer, packet, sizeof(packet), 0, &name.sa, addr_len(&name)) == (ssize_t)sizeof(packet));
+		/* The answer comes when the packet was handled. */
+		named(peer);
+	}
+	while (rrecv(fd, packet, sizeof(packet), MSG_DONTWAIT) == PAYLOAD)
+		count++;
+	/* Twice the size that was set, as with sockets, and the last one exceeds it. */
+	EXPECT(count > SIZE / PAYLOAD && count <= 2 * SIZE / PAYLOAD + 1);
+	EXPECT(!rclose(fd) && !close(peer));
+}
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(a_claim_redirects_nothing);
 	CASE(another_address_is_not_believed);
 	CASE(long_messages_are_dropped);
+	CASE(unread_copies_are_limited);
 	return finish();
 }

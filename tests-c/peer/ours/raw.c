@@ -344,6 +344,33 @@ static void data_after_shutdown(void)
 	others_live();
 }
 
+/* The peer states its byte order; the entries that the victim writes to its target SGL have it. */
+static void byte_order(bool big)
+{
+	static char buf[ROOM];
+	volatile struct entry *entries = (void *)memory;
+	uint32_t first, length;
+	struct hello hello;
+
+	begin();
+	memset(memory, 0, 2 * sizeof(*entries));
+	hello = honest();
+	hello.flags = big;
+	EXPECT(greet(&hello, sizeof(hello)) && (victim = raccept(listener, NULL, NULL)) >= 0);
+	first = be32toh(theirs.data.length);
+	data(first, first);
+	EXPECT(rrecv(victim, buf, first, MSG_WAITALL) == (ssize_t)first);
+	while (!(length = entries[0].length | entries[1].length))
+		pause_briefly();
+	length = big ? be32toh(length) : le32toh(length);
+	EXPECT(length >= first && length <= FULL_BUFFER);
+	EXPECT(!rclose(victim));
+	others_live();
+}
+
+static void big_endian_peer(void) { byte_order(true); }
+static void little_endian_peer(void) { byte_order(false); }
+
 int main(int argc, char **argv)
 {
 	start(argc, argv);
@@ -360,5 +387,7 @@ int main(int argc, char **argv)
 	CASE(grants_foreign_memory);
 	CASE(ignores_credits);
 	CASE(data_after_shutdown);
+	CASE(big_endian_peer);
+	CASE(little_endian_peer);
 	return finish();
 }

@@ -389,6 +389,49 @@ static void sizes(void)
 	sizes_of(AF_INET6, 2024);
 }
 
+static void set_mtu(int bytes)
+{
+	char command[80];
+
+	snprintf(command, sizeof(command), "ip link set v0 mtu %d && ip link set v1 mtu %d", bytes, bytes);
+	EXPECT(!system(command));
+}
+
+/* A path of 1024 bytes: longer datagrams travel over UDP. */
+static void sizes_beyond_the_path(void)
+{
+	set_mtu(1500);
+	sizes_of(AF_INET, 2040);
+	set_mtu(9000);
+}
+
+/* Datagrams that a connected socket rejects do not use up its receives. */
+static void rejected(void)
+{
+	union address name, peer_name, stranger_name;
+	int fd, peer = bound(AF_INET, &peer_name), stranger = bound(AF_INET, &stranger_name), entries = 16;
+
+	EXPECT((fd = bound(AF_INET, &name)) >= 0);
+	EXPECT(!rsetsockopt(fd, SOL_RDMA, RDMA_RQSIZE, &entries, sizeof(entries)));
+	/* The QPs are known to both afterwards. */
+	for (int i = 0; i < 3; i++) {
+		send_to(peer, "peer", 4, &name);
+		expect_from(fd, "peer", 4, &peer_name);
+		send_to(fd, "peer", 4, &peer_name);
+		expect_from(peer, "peer", 4, &name);
+		send_to(stranger, "stranger", 8, &name);
+		expect_from(fd, "stranger", 8, &stranger_name);
+		send_to(fd, "stranger", 8, &stranger_name);
+		expect_from(stranger, "stranger", 8, &name);
+	}
+	EXPECT(!rconnect(fd, &peer_name.sa, addr_len(&peer_name)));
+	for (int i = 0; i < 10 * entries; i++)
+		send_to(stranger, "stranger", 8, &name);
+	send_to(peer, "peer", 4, &name);
+	expect_from(fd, "peer", 4, &peer_name);
+	EXPECT(!rclose(fd) && !rclose(peer) && !rclose(stranger));
+}
+
 /* Datagrams that nobody reads yet stay in order, although some travel over UDP: one every three seconds. */
 static void order(void)
 {
@@ -534,6 +577,8 @@ int main(int argc, char **argv)
 	CASE_IF(!on_siw(), without_descriptors);
 	CASE_IF(!on_siw(), broadcast_and_multicast);
 	CASE_IF(!on_siw(), sizes);
+	CASE_IF(!on_siw() && !on_ib(), sizes_beyond_the_path);
+	CASE_IF(!on_siw(), rejected);
 	CASE_IF(!on_siw(), order);
 	CASE_IF(!on_siw(), cut_and_peeked);
 	CASE_IF(!on_siw(), polling);
