@@ -483,15 +483,20 @@ mod tests {
     /// The last free entry of the send queue is a signaled one: its completion frees all.
     #[test]
     fn inline_messages_use_all_entries_and_no_more() {
+        // In a burst, each message would be signaled.
+        let take = |sender: &mut Sender| {
+            sender.end_burst();
+            sender.take_inline(1)
+        };
         for used in 0..8 {
             let mut sender = sender(100);
-            let before: Vec<_> = (0..used).filter_map(|_| sender.take_inline(1)).collect();
+            let before: Vec<_> = (0..used).filter_map(|_| take(&mut sender)).collect();
             // Signals them, too.
             let control = sender.take_control(1);
-            let taken: Vec<_> = std::iter::from_fn(|| sender.take_inline(1)).collect();
+            let taken: Vec<_> = std::iter::from_fn(|| take(&mut sender)).collect();
             assert!(before.len() + taken.len() == 8 && taken.last().is_some_and(|last| last.signaled));
             sender.completed(control);
-            assert_eq!(sender.take_inline(1).is_some(), used > 0);
+            assert_eq!(take(&mut sender).is_some(), used > 0);
         }
     }
 
