@@ -6,6 +6,7 @@
  *
  * RS_FAKE_LOG: a file to which a line is written for each rsocket and epoll instance that is created or closed.
  * RS_FAKE_BUSY: the first rclose fails with EAGAIN.
+ * RS_FAKE_CLOSE_FAILS: rclose closes, and fails with EIO.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -104,7 +105,10 @@ int rclose(int fd)
 	if (fd >= 0 && fd < MOST)
 		own[fd / 64] &= ~(1ull << fd % 64);
 	note("close", fd);
-	return syscall(SYS_close, fd);
+	if (syscall(SYS_close, fd))
+		return -1;
+	errno = EIO;
+	return getenv("RS_FAKE_CLOSE_FAILS") ? -1 : 0;
 }
 
 int repoll_create(int flags)

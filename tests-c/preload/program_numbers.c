@@ -206,10 +206,16 @@ static void *answers(void *fd)
 /* Like Python's settimeout(). */
 int nonblocking_by_ioctl(void)
 {
-	int fds[2], on = 1, off = 0;
+	int fds[2], on = 1, off = 0, fd = socket(AF_INET, SOCK_STREAM, 0);
+	struct sockaddr_in nobody = address;
 	pthread_t thread;
 	char byte;
 
+	/* No host of the network has this address; on the loopback interface nobody listens there. */
+	nobody.sin_addr.s_addr = htonl((ntohl(nobody.sin_addr.s_addr) & ~0xffu) | 250);
+	nobody.sin_port = htons(7);
+	CHECK(ioctl(fd, FIONBIO, &on) == 0 && connect(fd, (struct sockaddr *)&nobody, sizeof(nobody)) == -1);
+	CHECK((errno == EINPROGRESS || errno == ECONNREFUSED) && close(fd) == 0);
 	CHECK(!pair(fds));
 	CHECK(ioctl(fds[0], FIONBIO, &on) == 0 && recv(fds[0], &byte, 1, 0) == -1 && errno == EAGAIN);
 	CHECK(ioctl(fds[0], FIONBIO, &off) == 0 && !pthread_create(&thread, NULL, answers, &fds[1]));

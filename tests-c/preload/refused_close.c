@@ -1,10 +1,12 @@
 /*
  * With RS_FAKE_BUSY the first rclose of fake_rdmacm.c fails with EAGAIN, as librdmacm's does in a signal handler that has
- * interrupted another call: the number is still the socket, and is closed by the next call.
+ * interrupted another call: the number is still the socket, and is closed by the next call. With RS_FAKE_CLOSE_FAILS it fails
+ * with EIO and has closed the rsocket, as close(2) has.
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,8 +16,20 @@ static int fail(const char *what)
 	return 1;
 }
 
+static int closes_and_fails(void)
+{
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	if (close(fd) != -1 || errno != EIO || close(fd) != -1 || errno != EBADF)
+		return fail("close");
+	return 0;
+}
+
 int main(void)
 {
+	if (getenv("RS_FAKE_CLOSE_FAILS"))
+		return closes_and_fails();
+
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	socklen_t len = sizeof address;
 	int to = socket(AF_INET, SOCK_STREAM, 0), from = socket(AF_INET, SOCK_STREAM, 0), peer, copy;

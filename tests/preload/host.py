@@ -83,6 +83,8 @@ def echoes(mode):
 def refused_close():
     with_fake([PROGRAMS / "refused_close"], RS_FAKE_BUSY="1")
     check_all_closed()
+    with_fake([PROGRAMS / "refused_close"], RS_FAKE_CLOSE_FAILS="1")
+    check_all_closed()
 
 
 def on_the_host(program, report):
@@ -91,7 +93,7 @@ def on_the_host(program, report):
     report.check("with librspreload, without RDMA", falls_back, program)
     report.check_command("a handler that leaves close, without the library", [PROGRAMS / "interrupted_close"])
     report.check("a handler that leaves close", with_fake, [PROGRAMS / "interrupted_close"])
-    report.check("a close that is refused", refused_close)
+    report.check("a close that is refused, and one that fails", refused_close)
     report.check("RS_SQ_SIZE, RS_RQ_SIZE, RS_INLINE", sizes_are_set, program)
     report.check("a program without sockets", passes_through)
     for mode in MODES:

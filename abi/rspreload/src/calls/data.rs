@@ -333,8 +333,7 @@ exports! {
 #[inline(always)]
 fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, next: impl FnOnce() -> ssize_t) -> ssize_t {
     match fds::data(out, Intent::Send) {
-        // The kernel cannot send from a socket either.
-        Target::Kernel | Target::Rsocket(_) if matches!(Fd::of(file), Fd::Rsocket(_)) => errno::fail(EINVAL),
+        // A socket cannot be `file`: the kernel fails with EINVAL, also for a placeholder.
         Target::Kernel => next(),
         // Pass the descriptor, not the rsocket, as the library may start to forward the connection.
         // SAFETY: `offset` is NULL or valid: the C contract of sendfile(2).
