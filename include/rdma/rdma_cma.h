@@ -511,10 +511,10 @@ int rdma_resolve_route(struct rdma_cm_id *id, int timeout_ms);
  * Requests a connection, or for datagrams the number and Q_Key of the peer's QP. The route must be
  * resolved.
  *
- * conn_param: may be NULL for RDMA_PS_TCP ids with a QP: the device's maximum of RDMA reads, 7
- * retries. Ends in RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE or
- * RDMA_CM_EVENT_CONNECT_ERROR; without a QP on the id, RDMA_CM_EVENT_CONNECT_RESPONSE comes first.
- * Returns 0, or -1 and errno.
+ * conn_param: NULL, for RDMA_PS_TCP ids with a QP only, stands for the device's maximum of RDMA
+ * reads and 7 retries. Ends in RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
+ * RDMA_CM_EVENT_UNREACHABLE or RDMA_CM_EVENT_CONNECT_ERROR; without a QP on the id,
+ * RDMA_CM_EVENT_CONNECT_RESPONSE comes first. Returns 0, or -1 and errno.
  */
 int rdma_connect(struct rdma_cm_id *id, struct rdma_conn_param *conn_param);
 
@@ -644,10 +644,10 @@ int rdma_resolve_addrinfo(struct rdma_cm_id *id,
                           const struct rdma_addrinfo *hints);
 
 /**
- * Returns the result of rdma_resolve_addrinfo(), once.
+ * Returns the result of rdma_resolve_addrinfo(), only once.
  *
- * info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT when there is
- * none.
+ * info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT if there is no
+ * result, or it was returned before.
  */
 int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
 

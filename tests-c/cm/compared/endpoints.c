@@ -94,6 +94,47 @@ static void connected(const char *name, bool with_attr)
 	rdma_freeaddrinfo(active);
 }
 
+/* The data of the address comes before that of the call. */
+static void *shows_data(void *argument)
+{
+	struct server *server = argument;
+	struct rdma_cm_id *id = NULL;
+	const char *data;
+
+	if (CALL(rdma_get_request(server->listener, &id)))
+		return NULL;
+	data = id->event ? id->event->param.conn.private_data : NULL;
+	obs("private data %.8s", data ? data : "none");
+	CALL(rdma_reject(id, NULL, 0));
+	rdma_destroy_ep(id);
+	return NULL;
+}
+
+static void connect_data(void)
+{
+	struct rdma_addrinfo *passive = info(RAI_PASSIVE, RDMA_PS_TCP, 7808);
+	struct rdma_addrinfo *active = info(0, RDMA_PS_TCP, 7808);
+	struct ibv_qp_init_attr attr = qp_attr(RDMA_PS_TCP);
+	struct rdma_conn_param param = conn_param("tail", 4);
+	struct server server = { NULL, false };
+	struct rdma_cm_id *id = NULL;
+	struct worker *worker;
+
+	topic("data of the address");
+	CALL(rdma_create_ep(&server.listener, passive, NULL, NULL));
+	CALL(rdma_listen(server.listener, 2));
+	worker = worker_start(shows_data, &server);
+	active->ai_connect = strdup("head");
+	active->ai_connect_len = 4;
+	CALL(rdma_create_ep(&id, active, NULL, &attr));
+	CALL(rdma_connect(id, &param));
+	worker_join(worker);
+	rdma_destroy_ep(id);
+	rdma_destroy_ep(server.listener);
+	rdma_freeaddrinfo(passive);
+	rdma_freeaddrinfo(active);
+}
+
 static void bad_attributes(void)
 {
 	struct ibv_qp_init_attr bad = qp_attr(RDMA_PS_TCP);
@@ -215,6 +256,7 @@ int main(int argc, char **argv)
 	forms("active noroute", RDMA_PS_TCP, RAI_NOROUTE, true);
 	connected("connected, listener with attributes", true);
 	connected("connected, listener without attributes", false);
+	connect_data();
 	bad_attributes();
 	constant_attributes();
 	failures();

@@ -36,6 +36,21 @@ static void read_vectors(void)
 	rs_pair_close(&pair);
 }
 
+/* As for writev(2): no more than IOV_MAX buffers, and no memory at NULL. */
+static void invalid_vectors(void)
+{
+	static struct iovec many[1025];
+	struct iovec null[2] = { { "a", 1 }, { NULL, 1 } };
+
+	EXPECT(rs_pair(&pair, AF_INET));
+	EXPECT(rwritev(pair.client, many, 1024) == 0);
+	EXPECT_ERROR(rwritev(pair.client, many, 1025), EINVAL);
+	EXPECT_ERROR(rreadv(pair.server, many, 1025), EINVAL);
+	EXPECT_ERROR(rwritev(pair.client, null, 2), EFAULT);
+	EXPECT_ERROR(rreadv(pair.server, null + 1, 1), EFAULT);
+	rs_pair_close(&pair);
+}
+
 static void receive_message(void)
 {
 	char a[4] = "", b[16] = "", control[64];
@@ -300,6 +315,7 @@ int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(read_vectors);
+	CASE(invalid_vectors);
 	CASE(receive_message);
 	CASE(wait_for_all_of_vectors);
 	CASE(errno_of_a_sleep);

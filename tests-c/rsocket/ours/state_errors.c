@@ -189,6 +189,19 @@ static void names_are_cut(void)
 	rs_pair_close(&pair);
 }
 
+/* The connection ends, because the program does not learn its number. */
+static void accept_without_length(void)
+{
+	union address name;
+	char byte;
+	int listener = rs_listener(AF_INET, &pair.to, NULL), fd = rsocket(AF_INET, SOCK_STREAM, 0);
+
+	EXPECT(!rconnect(fd, &pair.to.sa, addr_len(&pair.to)));
+	EXPECT_ERROR(raccept(listener, &name.sa, NULL), EFAULT);
+	EXPECT(rrecv(fd, &byte, 1, 0) <= 0);
+	EXPECT(!rclose(fd) && !rclose(listener));
+}
+
 /* ---- polling ---------------------------------------------------------------------------- */
 
 static void poll_timeouts(void)
@@ -373,6 +386,7 @@ int main(int argc, char **argv)
 	CASE(repoll_after_a_closed_one);
 	CASE(short_addresses);
 	CASE(names_are_cut);
+	CASE(accept_without_length);
 	CASE(poll_timeouts);
 	CASE(negative_descriptors);
 	CASE(descriptor_zero);
