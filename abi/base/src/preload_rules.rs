@@ -168,6 +168,8 @@ mod tests {
         // The first socket has protocol 0, which stands for TCP.
         assert_eq!(allowed("nc * * IPPROTO_TCP", "nc"), [true, true, false]);
         assert_eq!(allowed("nc * * udp", "nc"), [false, false, true]);
+        let any_datagram = Socket { protocol: 0, ..DGRAM };
+        assert!(allow(b"nc * * udp", b"nc", &any_datagram) && !allow(b"nc * * tcp", b"nc", &any_datagram));
     }
 
     #[test]

@@ -63,6 +63,14 @@ fn a_query_is_sent_ten_times_in_ten_seconds() {
     assert!(queries.is_empty() && queries.deadline().is_none());
 }
 
+/// 0 is no handle, and a handle that is in use is not used again.
+#[test]
+fn handles_differ() {
+    let mut queries = Queries::default();
+    let handles = [(); 3].map(|()| queries.add(query(0), &mut || 0).unwrap().handle);
+    assert_eq!(handles, [1, 2, 3]);
+}
+
 #[test]
 fn a_long_sleep_causes_no_burst() {
     let (mut queries, mut random) = (Queries::default(), counting());

@@ -218,6 +218,16 @@ fn unregistered_clients_and_other_libraries_are_rejected() {
     assert_eq!(world.act(), []);
 }
 
+#[test]
+fn a_mapping_is_removed_by_its_client_only() {
+    let mut world = World::registered();
+    world.add("10.0.0.1:7000");
+    let header = Header { client: IWCM + 1, op: RDMA_NL_IWPM_REMOVE_MAPPING, seq: 1 };
+    world.engine.kernel(Incoming::Message(header, KernelMessage::Remove(address("10.0.0.1:7000"))), world.now);
+    assert_eq!((world.act(), world.engine.mappings()), (vec![], 1));
+    assert_eq!(world.remove("10.0.0.1:7000"), [Out::Close(1)]);
+}
+
 /// The answers are those of rdma-core's iwpmd (44.0).
 #[test]
 fn mapping_and_its_end() {
