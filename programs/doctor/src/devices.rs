@@ -415,6 +415,19 @@ mod tests {
     }
 
     #[test]
+    fn unset_gids_do_not_count() {
+        let port = std::env::temp_dir().join(format!("rdmacm-doctor-gids-{}", std::process::id()));
+        fs::create_dir_all(port.join("gids")).unwrap();
+        for (index, gid) in ["fe80::1", "0000:0000:0000:0000:0000:0000:0000:0000", "::ffff:10.0.0.1"].iter().enumerate()
+        {
+            fs::write(port.join(format!("gids/{index}")), gid).unwrap();
+        }
+        let set = gids(port.to_str().unwrap());
+        fs::remove_dir_all(&port).unwrap();
+        assert_eq!(set, 2);
+    }
+
+    #[test]
     fn devices_are_named_once() {
         let other = Port { device: "mlx5_1".to_owned(), ..port("mlx5_1/1") };
         assert_eq!(names(&[port("mlx5_0/1"), port("mlx5_0/2"), other]), ["mlx5_0", "mlx5_1"]);
