@@ -244,7 +244,6 @@ fn ib_entry(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
             Some(header) => CBytes::copy(&header)?,
             None => None,
         },
-        ..Entry::default()
     }))
 }
 
