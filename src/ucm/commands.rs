@@ -257,8 +257,12 @@ pub unsafe fn get_event(fd: RawFd, answer: *mut rdma_ucm_event_resp, mut cancell
     // SAFETY: `answer` is valid: guaranteed by the caller.
     unsafe { number.write(NONE) };
     let body = rdma_ucm_get_event { response: response(answer) };
-    // SAFETY: `answer` is valid. The kernel has written the answer, or will not write it any more.
-    let undo = || cancelled(unsafe { number.read_volatile() } != NONE);
+    let undo = || {
+        after_event();
+        // SAFETY: `answer` is valid. The kernel has written the answer, or will not write it any
+        // more.
+        cancelled(unsafe { number.read_volatile() } != NONE);
+    };
     // SAFETY: the body fits the command, and the answer is writable during the call.
     cancel::with_cleanup(undo, || unsafe {
         issue_and_wait(fd, RDMA_USER_CM_CMD_GET_EVENT, body, size_of::<rdma_ucm_event_resp>())
