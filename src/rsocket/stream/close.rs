@@ -345,6 +345,12 @@ impl Stream {
         }
         // The calls of other threads fail from now on. The steps below wake the leader.
         self.notify(Notice::Changed);
+        // With SO_LINGER of 0, the leader is woken as the QP is flushed, and nothing is sent.
+        if limit.is_zero() {
+            state.take_background();
+            self.finish_close(state);
+            return Ok(());
+        }
         let deadline = Instant::now() + limit;
         if waits {
             state = self.end_connection(state, deadline, true);
