@@ -323,7 +323,7 @@ impl Id {
 
     /// Returns the id's QP.
     pub(super) fn own_qp(&self) -> Option<Qp> {
-        // SAFETY: the QP in an id is live (`from_c`): whoever destroys it clears the field.
+        // SAFETY: the QP in an id is live (`from_c`): the field is cleared when the QP is destroyed.
         NonNull::new(self.qp()).map(|qp| unsafe { Qp::new(qp) })
     }
 
@@ -334,7 +334,7 @@ impl Id {
 
     /// Returns the id's SRQ.
     pub(super) fn own_srq(&self) -> Option<Srq> {
-        // SAFETY: the SRQ in an id is live (`from_c`): whoever destroys it clears the field.
+        // SAFETY: the SRQ in an id is live (`from_c`): the field is cleared when the SRQ is destroyed.
         NonNull::new(self.srq()).map(|srq| unsafe { Srq::new(srq) })
     }
 }

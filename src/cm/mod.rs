@@ -34,7 +34,7 @@ pub use endpoint::{EndpointInfo, EndpointQp, create_ep, destroy_ep};
 pub use event::{
     Kind as EventKind, OwnedEvent, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event,
 };
-pub use global::{GlobalLock, Guard, register as register_fork_handlers};
+pub use global::{GlobalLock, register as register_fork_handlers};
 pub use id::Id;
 pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};
 pub use multicast::{JoinAttr, join_multicast, join_multicast_ex, leave_multicast};

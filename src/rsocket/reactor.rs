@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use self::registrations::{Reactor, Registration, Timer};
 pub use self::thread::longest_iteration;
-use crate::cm::{GlobalLock, Guard};
+use crate::cm::GlobalLock;
 use crate::errno::{Errno, Result};
 
 /// An object with a descriptor or a timer. Both threads may call it at the same time when its role
@@ -71,8 +71,6 @@ impl Key {
 /// released before any socket's lock is taken (docs/concurrency.md).
 static REACTOR: GlobalLock<Option<Reactor>> = GlobalLock::new(None);
 
-type Held = Guard<'static, Option<Reactor>>;
-
 /// Registers `fd`, which stays open until [`unregister`].
 pub fn register(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
     add(Registration::new(role, fd, true, service))
@@ -84,7 +82,7 @@ pub fn register_disabled(role: Role, fd: c_int, service: Arc<dyn Service>) -> Re
 }
 
 fn add(registration: Registration) -> Result<Key> {
-    let mut guard = lock();
+    let mut guard = REACTOR.lock();
     if let Some(lost) = guard.take_if(|reactor| !reactor.is_usable()) {
         lost.abandon();
     }
@@ -100,12 +98,12 @@ fn add(registration: Registration) -> Result<Key> {
 /// Changes the thread that calls the service. Returns false if the service has this role already,
 /// or is not registered. A call by the former thread may still be in progress.
 pub fn set_role(key: Key, role: Role) -> bool {
-    lock().as_mut().is_some_and(|reactor| reactor.set_role(key, role))
+    REACTOR.lock().as_mut().is_some_and(|reactor| reactor.set_role(key, role))
 }
 
 /// Removes a registration. A call of the service may still be in progress.
 pub fn unregister(key: Key) {
-    let removed = lock().as_mut().and_then(|reactor| reactor.remove(key));
+    let removed = REACTOR.lock().as_mut().and_then(|reactor| reactor.remove(key));
     // Dropped without the lock: this may be the last reference to the service.
     drop(removed);
 }
@@ -113,7 +111,7 @@ pub fn unregister(key: Key) {
 /// Calls `replace`, which replaces the file of a descriptor, and keeps a registration of the
 /// descriptor for the new file.
 pub fn replace_file(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
-    let guard = lock();
+    let guard = REACTOR.lock();
     let reactor = guard.as_ref().filter(|reactor| reactor.is_usable());
     let found = reactor.and_then(|reactor| Some((reactor.find_fd(fd)?, &reactor.epoll)));
     let Some((event, epoll)) = found else { return replace() };
@@ -126,7 +124,7 @@ pub fn replace_file(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<(
 /// Changes the descriptor of a registration to `fd`, which is open. The old descriptor may be
 /// closed afterwards.
 pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
-    let mut guard = lock();
+    let mut guard = REACTOR.lock();
     guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?.set_fd(key, fd)
 }
 
@@ -134,12 +132,12 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 /// [`Service::on_channel_readable`] is called. A registration has one such descriptor, which stays
 /// open until [`unregister`]. Fails with `EBADF` if the thread or the registration does not exist.
 pub fn watch_channel(key: Key, fd: c_int) -> Result<()> {
-    lock().as_mut().ok_or(Errno::EBADF)?.watch_second(key, fd)
+    REACTOR.lock().as_mut().ok_or(Errno::EBADF)?.watch_second(key, fd)
 }
 
 /// Like [`watch_channel`], but begins to watch after `delay`.
 pub fn watch_channel_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
-    let mut guard = lock();
+    let mut guard = REACTOR.lock();
     let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
     let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
     if registration.second != Some((fd, true)) {
@@ -152,14 +150,14 @@ pub fn watch_channel_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
 /// wait.
 pub fn pause(key: Key, time: Duration) {
-    if let Some(reactor) = lock().as_mut() {
+    if let Some(reactor) = REACTOR.lock().as_mut() {
         reactor.pause(key, time);
     }
 }
 
 /// Enables the descriptor of [`register_disabled`], and sets the timer of `key` to `time`.
 pub fn enable(key: Key, time: Instant) {
-    let mut guard = lock();
+    let mut guard = REACTOR.lock();
     if let Some(reactor) = guard.as_mut() {
         reactor.resume(key);
         reactor.set_timer(key, Timer::Expires, Some(time));
@@ -168,7 +166,7 @@ pub fn enable(key: Key, time: Instant) {
 
 /// Also calls the service while the descriptor of `key` is writable, or stops doing so.
 pub fn set_writable_wanted(key: Key, wanted: bool) {
-    if let Some(reactor) = lock().as_mut() {
+    if let Some(reactor) = REACTOR.lock().as_mut() {
         let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
         reactor.change(key, |registration| registration.events = events as u32);
     }
@@ -176,14 +174,14 @@ pub fn set_writable_wanted(key: Key, wanted: bool) {
 
 /// Sets the timer of `key` to `time`, unless this is `None`. Cancels the previous timer.
 pub fn set_timer(key: Key, time: Option<Instant>) {
-    if let Some(reactor) = lock().as_mut() {
+    if let Some(reactor) = REACTOR.lock().as_mut() {
         reactor.set_timer(key, Timer::Expires, time);
     }
 }
 
 /// Sets the timer of `key` to `time`, unless it is set to an earlier time.
 pub fn set_timer_by(key: Key, time: Instant) {
-    if let Some(reactor) = lock().as_mut() {
+    if let Some(reactor) = REACTOR.lock().as_mut() {
         reactor.set_timer_by(key, Timer::Expires, time);
     }
 }
@@ -214,8 +212,4 @@ pub(super) unsafe fn after_fork_in_child() {
         Some(left) => left.abandon(),
         None => {}
     }
-}
-
-fn lock() -> Held {
-    REACTOR.lock()
 }

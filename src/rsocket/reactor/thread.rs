@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::registrations::{Call, Due, Reactor, SECOND, Timer};
-use super::{Key, Role, lock};
+use super::{Key, REACTOR, Role};
 use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::os::sync::Changes;
@@ -68,7 +68,7 @@ fn note_iteration(start: Instant) {
 /// Calls `with` with the reactor of this number. Returns `None` if it no longer exists: the program
 /// has closed the descriptors, and other threads were started.
 fn with<T>(number: usize, with: impl FnOnce(&mut Reactor) -> Option<T>) -> Option<T> {
-    lock().as_mut().filter(|reactor| reactor.number == number).and_then(with)
+    REACTOR.lock().as_mut().filter(|reactor| reactor.number == number).and_then(with)
 }
 
 /// The worker. Runs until the process ends, or another reactor has replaced this one, whose
@@ -136,7 +136,7 @@ fn call(due: Due) {
         Call::Channel => service.on_channel_readable(),
     };
     if (is_noted || !done)
-        && let Some(reactor) = lock().as_mut().filter(|reactor| reactor.is_usable())
+        && let Some(reactor) = REACTOR.lock().as_mut().filter(|reactor| reactor.is_usable())
     {
         reactor.finished(key, call, done);
     }

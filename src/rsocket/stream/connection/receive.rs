@@ -400,9 +400,10 @@ impl Connection {
 /// their rings do not fit into the caches.
 const STEPS: [u32; 2] = [1 << 19, 1 << 21];
 
-/// Returns the first step that is larger than `size`, if there is one.
-pub(super) fn next_step(steps: [u32; 2], size: u32) -> Option<u32> {
-    steps.into_iter().find(|&step| step > size)
+/// Returns the next larger size of a send buffer or ring, if there is one: the full size, and then
+/// the `steps` of one that may exceed it.
+pub(super) fn next_size(size: u32, full_size: u32, steps: Option<[u32; 2]>) -> Option<u32> {
+    if size < full_size { Some(full_size) } else { steps?.into_iter().find(|&step| step > size) }
 }
 
 /// Memory of a send buffer or ring other than the first one, and its part of the process's budget.
@@ -464,11 +465,7 @@ impl Rings {
 
     /// Returns the size of the next larger ring, if there is one.
     fn larger(&self) -> Option<u32> {
-        if self.size < self.full_size {
-            Some(self.full_size)
-        } else {
-            next_step(STEPS, self.size).filter(|_| self.may_grow)
-        }
+        next_size(self.size, self.full_size, self.may_grow.then_some(STEPS))
     }
 
     /// Allocates a ring of `size` bytes. Fails with `ENOMEM`.

@@ -558,10 +558,7 @@ impl SendBuffer {
 
     /// Returns the next larger size, if there is one.
     fn larger(&self) -> Option<u32> {
-        if self.size < self.full_size {
-            return Some(self.full_size);
-        }
-        receive::next_step(STEPS, self.size).filter(|_| self.may_grow)
+        receive::next_size(self.size, self.full_size, self.may_grow.then_some(STEPS))
     }
 
     /// Returns whether the buffer is smaller than the full size.
