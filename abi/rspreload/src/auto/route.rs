@@ -105,11 +105,16 @@ pub fn allows_rdma(fd: c_int, to: &SockAddr) -> Result<(), Reason> {
 
 /// Copies the options that an rsocket needs before it connects or listens.
 pub fn copy_early_options(fd: c_int, rsocket: c_int) {
+    for_early_options(fd, |level, name, value| {
+        let _ = crate::rsocket::set_option(rsocket, level, name, value);
+    });
+}
+
+/// Calls `set` with each of these options that the program has set, as level, name, and the value
+/// for an rsocket.
+fn for_early_options(fd: c_int, mut set: impl FnMut(c_int, c_int, c_int)) {
     /// Which of the two buffer sizes the program has set (linux/socket.h, since Linux 5.15).
     const SO_BUF_LOCK: c_int = 72;
-    let set = |level, name, value: c_int| {
-        let _ = crate::rsocket::set_option(rsocket, level, name, value);
-    };
     let locked = tcp::int(fd, SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
     for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
         if locked & bit != 0
@@ -337,6 +342,36 @@ pub fn has_ring() -> bool {
     let found = open_fds::find_ring(is_known);
     KNOWN.store(now & !HAS | i64::from(found), Ordering::Relaxed);
     found
+}
+
+#[cfg(test)]
+mod tests_of_early_options {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn what_the_program_has_set_is_copied() {
+        let options = |socket: &UdpSocket| {
+            let mut options = Vec::new();
+            for_early_options(socket.as_raw_fd(), |level, name, value| options.push((level, name, value)));
+            options
+        };
+        let service = (IPPROTO_IP, libc::IP_TOS, 0x68);
+        for (address, name) in
+            [("127.0.0.1:0", (IPPROTO_IP, libc::IP_TOS)), ("[::]:0", (libc::IPPROTO_IPV6, libc::IPV6_TCLASS))]
+        {
+            let Ok(socket) = UdpSocket::bind(address) else { continue };
+            assert_eq!(options(&socket), []);
+            kernel::set(socket.as_raw_fd(), name, &0x68_i32).unwrap();
+            assert_eq!(options(&socket), [service]);
+            kernel::set(socket.as_raw_fd(), (SOL_SOCKET, libc::SO_RCVBUF), &20_000_i32).unwrap();
+            assert_eq!(options(&socket), [(SOL_SOCKET, libc::SO_RCVBUF, 20_000), service]);
+            kernel::set(socket.as_raw_fd(), (SOL_SOCKET, libc::SO_SNDBUF), &10_000_i32).unwrap();
+            assert_eq!(options(&socket)[0], (SOL_SOCKET, libc::SO_SNDBUF, 10_000));
+        }
+    }
 }
 
 #[cfg(test)]
