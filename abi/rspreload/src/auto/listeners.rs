@@ -432,7 +432,7 @@ pub fn in_child() {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
+    use std::net::{SocketAddr, TcpListener};
     use std::os::fd::AsRawFd;
 
     use super::*;
@@ -455,6 +455,19 @@ mod tests {
         listener.backlog.store(2, SeqCst);
         let waiting = |here, elsewhere| [80; 9].into_iter().take(here).chain([81; 9].into_iter().take(elsewhere));
         assert!(listener.has_room(waiting(2, 9)) && !listener.has_room(waiting(3, 0)));
+    }
+
+    #[test]
+    fn a_listener_that_does_not_open_leaves_its_slot_free() {
+        let Some(own) = route::tests_of_routes::without_rdma() else { return };
+        let socket = TcpListener::bind(SocketAddr::new(own.address(), 0)).unwrap();
+        let fd = members::begin(socket.as_raw_fd());
+        let own = kernel::own(fd).unwrap();
+        let added = try_add(fd, &own, 1);
+        members::forget(fd);
+        // A kernel without tcp_diag is asked before.
+        assert!(matches!(added, Err(Reason::NoDevice | Reason::NoDiag)), "{added:?}");
+        assert!(LISTENERS.iter().all(|listener| listener.state.load(SeqCst) == FREE));
     }
 
     #[test]

@@ -345,6 +345,41 @@ pub fn has_ring() -> bool {
 }
 
 #[cfg(test)]
+pub mod tests_of_routes {
+    use std::net::{SocketAddr, TcpListener, UdpSocket};
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    /// An address of this machine for which it is remembered that rsockets cannot listen there;
+    /// `None` if the machine has loopback addresses only.
+    pub fn without_rdma() -> Option<SockAddr> {
+        let udp = UdpSocket::bind("0.0.0.0:0").ok()?;
+        udp.connect("192.0.2.1:9").ok()?;
+        let own = udp.local_addr().ok()?;
+        store(Subject::Local(own.ip()), Outcome::Without, 60);
+        Some(SockAddr::new(own.ip(), 9))
+    }
+
+    #[test]
+    fn an_address_without_rdma_is_remembered() {
+        let (Some(own), Ok(socket)) = (without_rdma(), TcpListener::bind("0.0.0.0:0")) else { return };
+        assert_eq!(ruled_out(&own), Ok(()));
+        assert_eq!(allows_rdma(socket.as_raw_fd(), &own), Err(Reason::NoDevice));
+        assert_eq!(ruled_out(&own), Err(Reason::NoDevice));
+    }
+
+    #[test]
+    fn what_is_bound_says_nothing_about_the_destination() {
+        let (Some(own), to) = (without_rdma(), SockAddr::new(IpAddr::from([198, 51, 100, 1]), 9)) else { return };
+        for (address, reason) in [(own.address(), Reason::NoDevice), ([127, 0, 0, 1].into(), Reason::Loopback)] {
+            let socket = TcpListener::bind(SocketAddr::new(address, 0)).unwrap();
+            assert_eq!((allows_rdma(socket.as_raw_fd(), &to), ruled_out(&to)), (Err(reason), Ok(())));
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests_of_early_options {
     use std::net::UdpSocket;
     use std::os::fd::AsRawFd;
