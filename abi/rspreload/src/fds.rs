@@ -257,3 +257,13 @@ pub fn programs_count(count: c_int) -> c_int {
     });
     highest + 1
 }
+
+#[cfg(test)]
+mod tests_of_sets {
+    use super::*;
+
+    #[test]
+    fn sets_have_fd_setsize_bits_at_least() {
+        assert_eq!(programs_count(10), libc::FD_SETSIZE as c_int);
+    }
+}

@@ -238,6 +238,12 @@ mod tests_of_open_fds {
     use super::*;
 
     #[test]
+    fn numbers_are_below_the_limit() {
+        let limit = limit().unwrap() as c_int;
+        assert_eq!([-1, 0, limit - 1, limit].map(is_possible), [false, true, true, false]);
+    }
+
+    #[test]
     fn relayed_connections_leave_room_in_the_limit() {
         let quarter = limit().unwrap() as usize / 4;
         assert!(has_room(0, quarter, false) && !has_room(0, quarter + 1, false) && !has_room(usize::MAX / 4, 0, false));

@@ -73,3 +73,16 @@ pub fn now() -> i64 {
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
+
+#[cfg(test)]
+mod tests_of_times {
+    use super::*;
+
+    #[test]
+    fn milliseconds_are_rounded_up() {
+        let times = [(0, 0), (0, 1), (1, 999_000_001), (-1, 0), (i64::MAX, i64::MAX)];
+        assert_eq!(times.map(|(seconds, rest)| milliseconds(seconds, rest)), [0, 1, 2000, 0, c_int::MAX]);
+        assert_eq!([-1, 0].map(|timeout| Deadline::after(timeout).left()), [-1, 0]);
+        assert!((59_000..=60_000).contains(&Deadline::after(60_000).left()));
+    }
+}

@@ -186,3 +186,31 @@ pub fn join(fd: c_int) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests_of_records {
+    use super::*;
+
+    /// Numbers that no descriptor of the tests has.
+    const SOCKET: c_int = 60_000;
+    const EPOLL: c_int = 60_001;
+
+    #[test]
+    fn a_record_ends_with_what_it_records() {
+        let event = || Some(epoll_event { events: 1, u64: 2 });
+        assert!(!are_known(begin(-1)) && !are_known(SOCKET));
+        assert_eq!(control(EPOLL, EPOLL_CTL_ADD, SOCKET, event()), Err(libc::E2BIG));
+        begin(SOCKET);
+        assert_eq!(control(EPOLL, EPOLL_CTL_ADD, SOCKET, event()), Ok(()));
+        assert_eq!(control(EPOLL, EPOLL_CTL_ADD, SOCKET, event()), Err(libc::EEXIST));
+        // The kernel ignores the event.
+        assert_eq!(control(EPOLL, EPOLL_CTL_DEL, SOCKET, event()), Ok(()));
+        assert_eq!(control(EPOLL, EPOLL_CTL_MOD, SOCKET, event()), Err(libc::ENOENT));
+        // As after a fork(2).
+        assert!(is_own(SOCKET));
+        record(SOCKET).unwrap().made.fetch_add(1, SeqCst);
+        assert!(are_known(SOCKET) && !is_own(SOCKET));
+        forget(SOCKET);
+        assert!(!are_known(SOCKET));
+    }
+}
