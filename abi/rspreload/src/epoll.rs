@@ -78,13 +78,9 @@ fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
 
 /// Returns the kernel's error for a descriptor that is no member of `epfd`, or for a bad `epfd`.
 fn not_a_member(epfd: c_int, rsocket: c_int) -> c_int {
-    // Removes nothing: librdmacm's descriptor is in no instance of the program.
-    let result = sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, rsocket, None);
-    match errno::get() {
-        EPERM => ENOENT,
-        _ if result == 0 => ENOENT,
-        error => error,
-    }
+    // Fails: librdmacm's descriptor is in no instance of the program.
+    sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, rsocket, None);
+    errno::get()
 }
 
 /// epoll_ctl(2) with EPOLL_CTL_ADD, for `fd` as what it is now: an rsocket or a kernel descriptor.

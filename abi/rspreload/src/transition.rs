@@ -164,3 +164,25 @@ pub fn connect_tcp(copy: c_int, to: &SockAddr) {
         }
     });
 }
+
+#[cfg(test)]
+mod tests_of_tcp {
+    use std::net::TcpListener;
+
+    use libc::{SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM};
+
+    use super::*;
+    use crate::next_symbol;
+
+    #[test]
+    fn a_socket_that_connects_keeps_its_mode() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        for mode in [0, SOCK_NONBLOCK] {
+            let socket = next_symbol::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | mode, 0);
+            connect_tcp(socket, &SockAddr::new(to.ip(), to.port()));
+            assert_eq!(kernel::fcntl(socket, F_GETFL, 0) & O_NONBLOCK, mode);
+            next_symbol::close(socket);
+        }
+    }
+}
