@@ -73,8 +73,11 @@ int rsocket(int domain, int type, int protocol)
 		return -1;
 	}
 	fd = high(syscall(SYS_socket, domain, type, protocol));
-	if (fd >= 0)
-		note("socket", fd);
+	if (fd < 0)
+		return fd;
+	note("socket", fd);
+	if (!(type & SOCK_CLOEXEC))
+		syscall(SYS_fcntl, fd, F_SETFD, 0);
 	return fd;
 }
 

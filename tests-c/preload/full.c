@@ -100,15 +100,19 @@ static const char *requests(void)
 	return NULL;
 }
 
+static int by_epoll_pwait(int fd, const struct timespec *timeout, const sigset_t *mask);
+
 /* A call that waits with an empty mask: for nothing, for a signal with a handler, past an ignored one, for data. */
 static const char *waits(int (*wait)(int fd, const struct timespec *timeout, const sigset_t *mask))
 {
-	const struct timespec now = { 0, 0 }, soon = { 0, 20000000 };
+	const struct timespec now = { 0, 0 }, soon = { 0, 20000000 }, second = { 0, 1000000000 }, never = { 0, -1 };
 	struct sigaction action = { .sa_handler = on_signal };
-	sigset_t blocked, none;
+	sigset_t blocked, none, other;
 	char byte;
 
 	sigemptyset(&none);
+	sigemptyset(&other);
+	sigaddset(&other, SIGUSR2);
 	sigemptyset(&blocked);
 	sigaddset(&blocked, SIGUSR1);
 	sigaddset(&blocked, SIGURG);
@@ -124,7 +128,13 @@ static const char *waits(int (*wait)(int fd, const struct timespec *timeout, con
 	CHECK(send(client, "x", 1, 0) == 1);
 	CHECK(wait(server, NULL, &none) == 1 && wait(server, NULL, NULL) == 1);
 	CHECK(recv(server, &byte, 1, 0) == 1 && byte == 'x');
-	CHECK(!sigprocmask(SIG_BLOCK, NULL, &none) && sigismember(&none, SIGUSR1));
+	CHECK(!wait(server, &now, &other));
+	CHECK(!sigprocmask(SIG_BLOCK, NULL, &none) && sigismember(&none, SIGUSR1) && !sigismember(&none, SIGUSR2));
+	/* epoll_pwait(2) counts in milliseconds. */
+	if (wait != by_epoll_pwait) {
+		CHECK(wait(server, &second, NULL) == -1 && errno == EINVAL);
+		CHECK(wait(server, &never, NULL) == -1 && errno == EINVAL);
+	}
 	CHECK(!sigprocmask(SIG_UNBLOCK, &blocked, NULL));
 	return NULL;
 }
@@ -285,8 +295,25 @@ static const char *copies(void)
 	return NULL;
 }
 
+/* More descriptors than one call reads from /proc, whose folder gets the first number. */
+static int closes_many(void)
+{
+	int fds[220];
+
+	for (int i = 0; i < 220; i++)
+		fds[i] = dup(STDERR_FILENO);
+	close(fds[0]);
+	closefrom(3);
+	for (int i = 0; i < 220; i++)
+		if (fds[i] < 0 || fcntl(fds[i], F_GETFD) != -1)
+			return 1;
+	return 0;
+}
+
 static const char *closes_from(void)
 {
+	int status;
+	pid_t child;
 	char byte;
 
 	CHECK(dup2(client, 800) == 800 && dup2(client, 801) == 801);
@@ -294,6 +321,11 @@ static const char *closes_from(void)
 	closefrom(800);
 	CHECK(recv(server, &byte, 1, 0) == 0 && fcntl(801, F_GETFD) == -1);
 	CHECK(send(server, "x", 1, MSG_NOSIGNAL) == 1 || errno == EPIPE || errno == ECONNRESET);
+	/* A child, because the parent needs its listener. */
+	child = fork();
+	if (child == 0)
+		_exit(closes_many());
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
 	return NULL;
 }
 
@@ -444,6 +476,7 @@ static const char *splices(void)
 	CHECK(splice(ends[0], NULL, client, NULL, 100, 0) == 7 && readable(server));
 	CHECK(splice(server, NULL, ends[1], NULL, 100, 0) == 7);
 	CHECK(read(ends[0], buffer, sizeof(buffer)) == 7 && !memcmp(buffer, "spliced", 7));
+	CHECK(splice(server, NULL, client, NULL, 100, 0) == -1 && errno == EINVAL);
 	CHECK(!fcntl(server, F_SETFL, O_NONBLOCK) && splice(server, NULL, ends[1], NULL, 100, 0) == -1 && errno == EAGAIN);
 	CHECK(splice(ends[0], NULL, client, NULL, 100, SPLICE_F_NONBLOCK) == -1 && errno == EAGAIN);
 	close(ends[0]);

@@ -80,6 +80,21 @@ def echoes(mode):
     assert logged("socket") > 0, "no rsockets were made"
 
 
+NOT_INHERITED = """
+import os, socket
+sockets = [socket.socket(), socket.socket(type=socket.SOCK_DGRAM)]
+for socket in sockets:
+    socket.set_inheritable(True)
+numbers = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd >= 2000]
+assert numbers and not any(map(os.get_inheritable, numbers)), numbers
+"""
+
+
+def rsockets_are_not_inherited():
+    """A program that is executed gets the placeholders only."""
+    with_fake([sys.executable, "-c", NOT_INHERITED])
+
+
 def refused_close():
     with_fake([PROGRAMS / "refused_close"], RS_FAKE_BUSY="1")
     check_all_closed()
@@ -94,6 +109,7 @@ def on_the_host(program, report):
     report.check_command("a handler that leaves close, without the library", [PROGRAMS / "interrupted_close"])
     report.check("a handler that leaves close", with_fake, [PROGRAMS / "interrupted_close"])
     report.check("a close that is refused, and one that fails", refused_close)
+    report.check("descriptors of executed programs", rsockets_are_not_inherited)
     report.check("RS_SQ_SIZE, RS_RQ_SIZE, RS_INLINE", sizes_are_set, program)
     report.check("a program without sockets", passes_through)
     for mode in MODES:
