@@ -113,7 +113,7 @@ fn set_up() -> Result<Daemon, Failure> {
     process::keep_capabilities(&[CAP_NET_ADMIN, CAP_NET_BIND_SERVICE]).map_err(|e| format!("capabilities: {e}"))?;
     // This starts a second thread, and so comes after the fork. The thread inherits the blocked
     // signals and the reduced capabilities.
-    let mut log =
+    let log =
         LogQueue::start(log_queue::CAPACITY, write_log).map_err(|error| format!("a thread for the log: {error}"))?;
     let log = Box::new(move |level, line: &str| log.push(level, line));
     let mut daemon = Daemon::new(kernel, udp, log).map_err(|error| format!("epoll: {error}"))?;
