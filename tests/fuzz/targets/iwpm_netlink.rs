@@ -25,9 +25,10 @@ fuzz_target!(|bytes: &[u8]| {
         engine.timer(now);
         while let Some(action) = engine.action() {
             match action {
-                Action::Open { id, port, .. } => {
-                    assert!(open.insert(id));
-                    engine.opened(id, Ok(port.max(1)), now);
+                Action::Open(opening) => {
+                    assert!(open.insert(opening.id));
+                    let port = opening.port.max(1);
+                    engine.opened(opening, Ok(port), now);
                 }
                 Action::Close(id) => assert!(open.remove(&id)),
                 _ => {}

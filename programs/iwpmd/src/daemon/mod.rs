@@ -264,10 +264,10 @@ impl Daemon {
                     self.flush();
                 }
                 Action::KernelRetry(bytes) => self.kernel.send_when_drained(bytes),
-                Action::Send { socket, from, to, message } => self.send(socket, from, to, message.as_slice()),
-                Action::Open { id, local, port } => {
-                    let (opened, now) = (self.ports.open(id, local, port), self.now());
-                    self.engine.opened(id, opened, now);
+                Action::Send { socket, from, to, message } => self.send(socket, from, to, &message),
+                Action::Open(opening) => {
+                    let (opened, now) = (self.ports.open(opening.id, opening.local, opening.port), self.now());
+                    self.engine.opened(opening, opened, now);
                 }
                 Action::Close(id) => self.ports.close(id),
                 Action::Log(level, text) => (self.log)(level, &text),

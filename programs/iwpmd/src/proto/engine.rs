@@ -6,17 +6,15 @@ mod kernel;
 mod listing;
 mod peers;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
-use self::kernel::Opening;
+pub use self::kernel::Opening;
 use self::listing::Listing;
 use super::mappings::{Clients, Mappings, PortId};
 use super::netlink::{self, Header, Value};
 use super::requests::{PeerRequests, Queries};
-use super::wire;
 use crate::proto::uapi::RDMA_NL_IWCM;
-use nix::errno::Errno;
 
 /// The level of a line of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,17 +52,10 @@ pub enum Action {
         /// The destination.
         to: SocketAddr,
         /// The message.
-        message: wire::Bytes,
+        message: Vec<u8>,
     },
     /// Bind a port.
-    Open {
-        /// Number of the mapping that needs the port.
-        id: PortId,
-        /// The address to be mapped.
-        local: SocketAddr,
-        /// The port to bind; 0 for any.
-        port: u16,
-    },
+    Open(Opening),
     /// Release a port.
     Close(PortId),
     /// Write a line to the log.
@@ -95,7 +86,6 @@ pub struct Engine {
     actions: VecDeque<Action>,
     clients: Clients,
     mappings: Mappings,
-    opening: HashMap<PortId, Opening>,
     queries: Queries,
     peer_requests: PeerRequests,
     listing: Listing,
@@ -121,7 +111,6 @@ impl Engine {
             actions: VecDeque::new(),
             clients: Clients::default(),
             mappings: Mappings::default(),
-            opening: HashMap::new(),
             queries: Queries::default(),
             peer_requests: PeerRequests::default(),
             listing: Listing::default(),
@@ -150,13 +139,6 @@ impl Engine {
         self.peer_requests.forget(now);
         self.repeat_queries(now);
         self.list_if_due(now);
-    }
-
-    /// Handles the result of [`Action::Open`]: `port` was bound, or binding has failed.
-    pub fn opened(&mut self, id: PortId, port: Result<u16, Errno>, now: u64) {
-        if let Some(opening) = self.opening.remove(&id) {
-            self.finish(id, opening, port, now);
-        }
     }
 
     /// Returns the number of mappings.
@@ -199,11 +181,6 @@ impl Engine {
         self.sequence = self.sequence.wrapping_add(SEQUENCE_STEP);
         let header = Header { client, op, seq: self.sequence };
         self.actions.push_back(Action::Kernel(netlink::emit(header, self.pid, values)));
-    }
-
-    fn next_port(&mut self) -> PortId {
-        self.last_port += 1;
-        PortId(self.last_port)
     }
 }
 

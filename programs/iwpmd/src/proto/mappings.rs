@@ -1,8 +1,8 @@
 //! Tables of the port mapper: the mappings of local addresses to ports, and the registered clients
-//! of RDMA netlink (drivers in the kernel) with their devices. A lookup takes constant time,
-//! because a host can have tens of thousands of connections, each with a mapping.
+//! of RDMA netlink (drivers in the kernel) with their devices. No lookup searches a list, because a
+//! host can have tens of thousands of connections, each with a mapping.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::netlink::ErrorCode;
@@ -21,8 +21,6 @@ pub struct Mapping {
     pub mapped: SocketAddr,
     /// The client that requested the mapping.
     pub owner: u8,
-    /// `IWPM_FLAGS_*` of the request.
-    pub flags: u32,
     /// Number of the mapping.
     pub id: PortId,
     /// Whether a socket is bound to the port.
@@ -64,45 +62,37 @@ fn wildcard(v6: bool, port: u16) -> Peer {
     Peer { ip, port }
 }
 
-struct Entry {
-    mapping: Mapping,
-    /// Index of the address in its list in `by_port`.
-    index: usize,
-}
-
 /// All mappings, at most one for each address.
 #[derive(Default)]
-pub struct Mappings {
-    by_address: HashMap<Peer, Entry>,
-    /// Addresses by family (true for IPv6) and port.
-    by_port: HashMap<(bool, u16), Vec<Peer>>,
-}
+pub struct Mappings(BTreeMap<Peer, Mapping>);
 
 impl Mappings {
     /// Returns the number of mappings.
     pub fn len(&self) -> usize {
-        self.by_address.len()
-    }
-
-    /// Returns whether there are no mappings.
-    pub fn is_empty(&self) -> bool {
-        self.by_address.is_empty()
+        self.0.len()
     }
 
     /// Returns the mapping of this very address.
     pub fn get(&self, address: Peer) -> Option<&Mapping> {
-        self.by_address.get(&address).map(|entry| &entry.mapping)
+        self.0.get(&address)
     }
 
     /// Returns the mapping of this very address, to change it.
     pub fn get_mut(&mut self, address: Peer) -> Option<&mut Mapping> {
-        self.by_address.get_mut(&address).map(|entry| &mut entry.mapping)
+        self.0.get_mut(&address)
     }
 
     /// Returns a mapping that conflicts with a new one: one of the same address, or of the same
     /// family and port if either address is the wildcard.
     pub fn overlapping(&self, address: Peer) -> Option<&Mapping> {
-        self.get(address).or_else(|| self.overlapping_wildcard(address))
+        let v6 = address.ip.is_ipv6();
+        let wildcard = wildcard(v6, address.port);
+        if address != wildcard {
+            return self.get(address).or_else(|| self.get(wildcard));
+        }
+        // The wildcard address comes before the others of its port and family.
+        let (first, mapping) = self.0.range(wildcard..).next()?;
+        (first.port == address.port && first.ip.is_ipv6() == v6).then_some(mapping)
     }
 
     /// Returns the mapping of an address that a peer asks for. IPv4 connections also reach
@@ -112,61 +102,24 @@ impl Mappings {
         self.overlapping(asked).or_else(other_family)
     }
 
-    fn overlapping_wildcard(&self, address: Peer) -> Option<&Mapping> {
-        let v6 = address.ip.is_ipv6();
-        if address.ip.is_unspecified() {
-            return self.get(*self.by_port.get(&(v6, address.port))?.last()?);
-        }
-        self.get(wildcard(v6, address.port))
-    }
-
-    /// Adds a mapping. Returns false, without an effect, if its address is mapped already.
-    pub fn insert(&mut self, mapping: Mapping) -> bool {
-        let address = key(&mapping.local);
-        if self.by_address.contains_key(&address) {
-            return false;
-        }
-        let same_port = self.by_port.entry((address.ip.is_ipv6(), address.port)).or_default();
-        self.by_address.insert(address, Entry { mapping, index: same_port.len() });
-        same_port.push(address);
-        true
+    /// Adds a mapping. It replaces a mapping of the same address.
+    pub fn insert(&mut self, mapping: Mapping) {
+        self.0.insert(key(&mapping.local), mapping);
     }
 
     /// Removes a mapping, and returns it.
     pub fn remove(&mut self, address: Peer) -> Option<Mapping> {
-        let Entry { mapping, index } = self.by_address.remove(&address)?;
-        let port = (address.ip.is_ipv6(), address.port);
-        if let Some(same_port) = self.by_port.get_mut(&port) {
-            same_port.swap_remove(index);
-            if let Some(moved) = same_port.get(index)
-                && let Some(entry) = self.by_address.get_mut(moved)
-            {
-                entry.index = index;
-            }
-            if same_port.is_empty() {
-                self.by_port.remove(&port);
-            }
-        }
-        self.shrink();
-        Some(mapping)
+        self.0.remove(&address)
     }
 
-    /// Frees memory after most mappings were removed.
-    fn shrink(&mut self) {
-        if self.by_address.len() < self.by_address.capacity() / 8 && self.by_address.capacity() > 1024 {
-            self.by_address.shrink_to(self.by_address.len() * 2);
-            self.by_port.shrink_to(self.by_port.len() * 2);
-        }
-    }
-
-    /// Returns all mappings, in no particular order.
+    /// Returns all mappings, ordered by port and address.
     pub fn iter(&self) -> impl Iterator<Item = &Mapping> {
-        self.by_address.values().map(|entry| &entry.mapping)
+        self.0.values()
     }
 
-    /// Returns all mappings, in no particular order.
+    /// Returns all mappings, ordered by port and address.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Mapping> {
-        self.by_address.values_mut().map(|entry| &mut entry.mapping)
+        self.0.values_mut()
     }
 }
 
@@ -205,15 +158,11 @@ impl Clients {
     }
 
     /// Returns the lines of a dump.
-    pub fn dump(&self) -> Vec<String> {
-        let text = |bytes: &[u8]| bytes.escape_ascii().to_string();
-        let line = |client: &u8, device: &[u8], interface: &[u8]| {
-            format!("client {client}: device {}, interface {}", text(device), text(interface))
-        };
-        let of = |(client, known): (&u8, &Client)| {
-            known.devices.iter().map(|(device, interface)| line(client, device, interface)).collect::<Vec<_>>()
-        };
-        self.0.iter().flat_map(of).collect()
+    pub fn dump(&self) -> impl Iterator<Item = String> {
+        let devices = self.0.iter().flat_map(|(client, known)| known.devices.iter().map(move |names| (client, names)));
+        devices.map(|(client, (device, interface))| {
+            format!("client {client}: device {}, interface {}", device.escape_ascii(), interface.escape_ascii())
+        })
     }
 }
 
@@ -230,7 +179,6 @@ mod tests {
             local,
             mapped,
             owner: 2,
-            flags: 0,
             id: PortId(1),
             bound: false,
             references: 1,
@@ -248,7 +196,7 @@ mod tests {
     fn with(locals: &[&str]) -> Mappings {
         let mut all = Mappings::default();
         for local in locals {
-            assert!(all.insert(mapping(local)));
+            all.insert(mapping(local));
         }
         all
     }
@@ -286,7 +234,7 @@ mod tests {
                 let local = Peer { ip: ip.into(), port };
                 let known = list.iter().position(|&other| other == local);
                 if kind > 0 {
-                    prop_assert_eq!(all.insert(mapping(&format!("{ip}:{port}"))), known.is_none());
+                    all.insert(mapping(&format!("{ip}:{port}")));
                     if known.is_none() {
                         list.push(local);
                     }
@@ -306,7 +254,7 @@ mod tests {
             for local in list {
                 all.remove(local);
             }
-            prop_assert!(all.is_empty() && all.by_port.is_empty());
+            prop_assert_eq!(all.len(), 0);
         }
     }
 
@@ -320,7 +268,7 @@ mod tests {
         assert_eq!(clients.register(2, b"other", b"siw0", b"eth0"), Err(ErrorCode::UserLibrary));
         assert_eq!(clients.register(3, b"other", b"c\n", b"eth0"), Ok(()));
         assert!(clients.knows(2) && clients.knows(3) && !clients.knows(4));
-        let mut lines = clients.dump();
+        let mut lines: Vec<_> = clients.dump().collect();
         lines.sort();
         assert_eq!(lines[1], "client 2: device siw1, interface eth1");
         assert_eq!(lines[2], "client 3: device c\\n, interface eth0");
@@ -333,6 +281,6 @@ mod tests {
         for number in 0..2 * MAX_DEVICES {
             assert_eq!(clients.register(2, b"lib", number.to_string().as_bytes(), b"eth0"), Ok(()));
         }
-        assert_eq!(clients.dump().len(), MAX_DEVICES);
+        assert_eq!(clients.dump().count(), MAX_DEVICES);
     }
 }

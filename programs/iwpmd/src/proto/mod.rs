@@ -6,8 +6,8 @@
 //! which the remote address is mapped.
 
 pub mod engine;
-pub mod mappings;
+pub(crate) mod mappings;
 pub mod netlink;
-pub mod requests;
+pub(crate) mod requests;
 pub mod uapi;
 pub mod wire;

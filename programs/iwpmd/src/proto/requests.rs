@@ -106,11 +106,6 @@ impl Queries {
         self.by_handle.len()
     }
 
-    /// Returns whether there are no queries.
-    pub fn is_empty(&self) -> bool {
-        self.by_handle.is_empty()
-    }
-
     /// Adds a query under an unpredictable handle. Returns the message to send, or `None` if there
     /// are too many queries.
     pub fn add(&mut self, mut query: Query, random: &mut dyn FnMut() -> u64) -> Option<Message> {
@@ -212,11 +207,6 @@ impl PeerRequests {
     /// Returns the number of remembered requests.
     pub fn len(&self) -> usize {
         self.known.len()
-    }
-
-    /// Returns whether no requests are remembered.
-    pub fn is_empty(&self) -> bool {
-        self.known.is_empty()
     }
 
     /// Returns when [`forget`](Self::forget) has to be called next.

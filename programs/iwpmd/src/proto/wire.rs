@@ -26,6 +26,9 @@ const AP_IP: usize = 32;
 /// Offset of the connecting peer's mapped address.
 const MAPPED_CP_IP: usize = 48;
 
+/// The kinds by their numbers in a message.
+const KINDS: [Kind; 4] = [Kind::Request, Kind::Accept, Kind::Ack, Kind::Reject];
+
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -39,13 +42,13 @@ pub enum Kind {
     Reject,
 }
 
-/// An address and port of one peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// An address and port of one peer. The order is that of ports, then of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer {
-    /// IP address.
-    pub ip: IpAddr,
     /// TCP port.
     pub port: u16,
+    /// IP address.
+    pub ip: IpAddr,
 }
 
 /// A message between two port mappers.
@@ -63,49 +66,14 @@ pub struct Message {
     pub mapped_cp: Option<Peer>,
 }
 
-/// Why a datagram is not a valid message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Malformed {
-    /// The size is neither 48 nor 64 bytes.
-    Size,
-    /// The protocol version is not 0.
-    Version,
-    /// The addresses are not of the socket's family.
-    Family,
-}
-
-/// An encoded message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bytes {
-    bytes: [u8; REQUEST_SIZE],
-    len: usize,
-}
-
-impl Bytes {
-    /// Returns the bytes to send.
-    pub fn as_slice(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-}
-
 impl Message {
-    /// Parses a datagram received by a socket of IPv6 if `v6` is true, of IPv4 otherwise.
-    pub fn parse(bytes: &[u8], v6: bool) -> Result<Message, Malformed> {
-        if bytes.len() != MESSAGE_SIZE && bytes.len() != REQUEST_SIZE {
-            return Err(Malformed::Size);
+    /// Parses a datagram received by a socket of IPv6 if `v6` is true, of IPv4 otherwise. Returns
+    /// `None` if it has another size, protocol version or family.
+    pub fn parse(bytes: &[u8], v6: bool) -> Option<Message> {
+        if ![MESSAGE_SIZE, REQUEST_SIZE].contains(&bytes.len()) || bytes[0] >> 6 != 0 || bytes[0] & 0xf != version(v6) {
+            return None;
         }
-        if bytes[0] >> 6 != 0 {
-            return Err(Malformed::Version);
-        }
-        if bytes[0] & 0xf != if v6 { 6 } else { 4 } {
-            return Err(Malformed::Family);
-        }
-        let kind = match bytes[0] >> 4 & 3 {
-            0 => Kind::Request,
-            1 => Kind::Accept,
-            2 => Kind::Ack,
-            _ => Kind::Reject,
-        };
+        let kind = KINDS[usize::from(bytes[0] >> 4 & 3)];
         let mut handle = [0; 8];
         handle.copy_from_slice(&bytes[8..16]);
         let cp = Peer { ip: ip(bytes, CP_IP, v6), port: port(bytes, 6) };
@@ -115,35 +83,34 @@ impl Message {
             port: if port(bytes, 2) == 0 { cp.port } else { port(bytes, 2) },
         });
         let ap = Peer { ip: ip(bytes, AP_IP, v6), port: port(bytes, 4) };
-        Ok(Message { kind, handle: u64::from_be_bytes(handle), cp, ap, mapped_cp })
+        Some(Message { kind, handle: u64::from_be_bytes(handle), cp, ap, mapped_cp })
     }
 
     /// Encodes the message, whose addresses are of one family.
-    pub fn emit(&self) -> Bytes {
-        let mut bytes = [0; REQUEST_SIZE];
-        let version = if self.ap.ip.is_ipv6() { 6 } else { 4 };
-        let kind = match self.kind {
-            Kind::Request => 0,
-            Kind::Accept => 1,
-            Kind::Ack => 2,
-            Kind::Reject => 3,
-        };
-        bytes[0] = kind << 4 | version;
+    pub fn emit(&self) -> Vec<u8> {
+        let mut bytes = vec![0; if self.mapped_cp.is_some() { REQUEST_SIZE } else { MESSAGE_SIZE }];
+        bytes[0] = (self.kind as u8) << 4 | version(self.ap.ip.is_ipv6());
         bytes[4..6].copy_from_slice(&self.ap.port.to_be_bytes());
         bytes[6..8].copy_from_slice(&self.cp.port.to_be_bytes());
         bytes[8..16].copy_from_slice(&self.handle.to_be_bytes());
         put(&mut bytes, CP_IP, self.cp.ip);
         put(&mut bytes, AP_IP, self.ap.ip);
-        let Some(mapped) = self.mapped_cp else { return Bytes { bytes, len: MESSAGE_SIZE } };
-        bytes[2..4].copy_from_slice(&mapped.port.to_be_bytes());
-        put(&mut bytes, MAPPED_CP_IP, mapped.ip);
-        Bytes { bytes, len: REQUEST_SIZE }
+        if let Some(mapped) = self.mapped_cp {
+            bytes[2..4].copy_from_slice(&mapped.port.to_be_bytes());
+            put(&mut bytes, MAPPED_CP_IP, mapped.ip);
+        }
+        bytes
     }
 
     /// Returns the message of `kind` that answers this one.
     pub fn answer(&self, kind: Kind) -> Message {
         Message { kind, mapped_cp: None, ..*self }
     }
+}
+
+/// Returns the IP version in the first byte of a message.
+fn version(v6: bool) -> u8 {
+    if v6 { 6 } else { 4 }
 }
 
 fn port(bytes: &[u8], at: usize) -> u16 {
@@ -159,7 +126,7 @@ fn ip(bytes: &[u8], at: usize, v6: bool) -> IpAddr {
     Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3]).into()
 }
 
-fn put(bytes: &mut [u8; REQUEST_SIZE], at: usize, ip: IpAddr) {
+fn put(bytes: &mut [u8], at: usize, ip: IpAddr) {
     match ip {
         IpAddr::V4(ip) => bytes[at..at + 4].copy_from_slice(&ip.octets()),
         IpAddr::V6(ip) => bytes[at..at + 16].copy_from_slice(&ip.octets()),
@@ -193,12 +160,9 @@ mod tests {
         expected[16..20].copy_from_slice(&[10, 91, 0, 1]);
         expected[32..36].copy_from_slice(&[10, 91, 0, 2]);
         expected[48..52].copy_from_slice(&[10, 91, 0, 1]);
-        assert_eq!(sent.as_slice(), expected);
+        assert_eq!(sent, expected);
         let accept = request.answer(Kind::Accept).emit();
-        assert_eq!(
-            (accept.as_slice().len(), accept.as_slice()[0], &accept.as_slice()[2..4]),
-            (MESSAGE_SIZE, 0x14, &[0, 0][..])
-        );
+        assert_eq!((accept.len(), accept[0], &accept[2..4]), (MESSAGE_SIZE, 0x14, &[0, 0][..]));
     }
 
     #[test]
@@ -214,10 +178,11 @@ mod tests {
     #[test]
     fn invalid_datagrams_are_rejected() {
         let message = [4; REQUEST_SIZE];
-        assert_eq!(Message::parse(&message[..47], false), Err(Malformed::Size));
-        assert_eq!(Message::parse(&message[..49], false), Err(Malformed::Size));
-        assert_eq!(Message::parse(&message, true), Err(Malformed::Family));
-        assert_eq!(Message::parse(&[0x46; REQUEST_SIZE], true), Err(Malformed::Version));
+        assert_eq!(Message::parse(&message[..47], false), None);
+        assert_eq!(Message::parse(&message[..49], false), None);
+        assert_eq!(Message::parse(&message, true), None);
+        assert_eq!(Message::parse(&[0x46; REQUEST_SIZE], true), None);
+        assert!(Message::parse(&message, false).is_some() && Message::parse(&[6; REQUEST_SIZE], true).is_some());
     }
 
     proptest! {
@@ -228,8 +193,8 @@ mod tests {
             bytes[0] = bytes[0] & 0x30 | if v6 { 6 } else { 4 };
             let message = Message::parse(&bytes, v6).unwrap();
             let sent = message.emit();
-            prop_assert_eq!(Message::parse(sent.as_slice(), v6), Ok(message));
-            prop_assert_eq!(sent.as_slice().len() == REQUEST_SIZE, message.kind == Kind::Request);
+            prop_assert_eq!(Message::parse(&sent, v6), Some(message));
+            prop_assert_eq!(sent.len() == REQUEST_SIZE, message.kind == Kind::Request);
         }
 
         #[test]

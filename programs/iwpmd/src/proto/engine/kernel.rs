@@ -12,17 +12,22 @@ use crate::proto::uapi::*;
 use nix::Result;
 use nix::errno::Errno;
 
-const NO_PORT_MAP: u32 = IWPM_FLAGS_NO_PORT_MAP;
-
-/// A port that is about to be bound, and the request that needs it.
-pub(super) struct Opening {
+/// A port to be bound, and the kernel's request that needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// Number of the mapping that needs the port.
+    pub id: PortId,
+    /// The address to be mapped.
+    pub local: SocketAddr,
+    /// The port to bind; 0 for any.
+    pub port: u16,
     header: Header,
-    local: SocketAddr,
-    flags: u32,
+    /// Whether the mapping needs the port: the device does not use the address unmapped.
+    bound: bool,
     purpose: Purpose,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Add,
     Query(SocketAddr),
@@ -103,19 +108,12 @@ impl Engine {
     }
 
     fn register(&mut self, header: Header, interface: &[u8], device: &[u8], library: &[u8]) {
-        match self.clients.register(header.client, library, device, interface) {
-            Ok(()) => {
-                let values = [
-                    Value::U32(header.seq),
-                    Value::Text(device),
-                    Value::Text(LIBRARY),
-                    Value::U16(self.version),
-                    Value::U16(0),
-                ];
-                self.send_to_kernel(header.client, RDMA_NL_IWPM_REG_PID, &values);
-            }
-            Err(code) => self.error(header, code),
+        if let Err(code) = self.clients.register(header.client, library, device, interface) {
+            return self.error(header, code);
         }
+        let (seq, version) = (Value::U32(header.seq), Value::U16(self.version));
+        let values = [seq, Value::Text(device), Value::Text(LIBRARY), version, Value::U16(0)];
+        self.send_to_kernel(header.client, RDMA_NL_IWPM_REG_PID, &values);
     }
 
     fn add(&mut self, header: Header, local: SocketAddr, flags: u32, now: u64) {
@@ -123,7 +121,7 @@ impl Engine {
             return self.refuse(header, local, ErrorCode::ClientDevice);
         }
         if self.mappings.overlapping(key(&local)).is_none() {
-            return self.open(Opening { header, local, flags, purpose: Purpose::Add }, 0, now);
+            return self.open(header, local, flags, 0, Purpose::Add, now);
         }
         // The kernel requests the mapping of a wildcard listener once for each device.
         let shared = self.mappings.get_mut(key(&local)).filter(|mapping| mapping.is_wildcard());
@@ -162,7 +160,7 @@ impl Engine {
                 self.ask(query);
             }
             Some(_) => self.refuse(header, local, ErrorCode::DuplicateMapping),
-            None => self.open(Opening { header, local, flags, purpose: Purpose::Query(remote) }, 0, now),
+            None => self.open(header, local, flags, 0, Purpose::Query(remote), now),
         }
     }
 
@@ -204,8 +202,8 @@ impl Engine {
 
     fn restore(&mut self, header: Header, local: SocketAddr, mapped: SocketAddr, flags: u32, now: u64) {
         self.listing.received(header.client);
-        let known = self.mappings.get_mut(key(&local)).filter(|mapping| mapping.mapped == mapped);
-        if let Some(mapping) = known.filter(|mapping| fits(mapping, header, flags)) {
+        let known = self.mappings.get_mut(key(&local));
+        if let Some(mapping) = known.filter(|mapping| mapping.mapped == mapped && fits(mapping, header, flags)) {
             self.listing.matched(mapping);
             return self.listing.processed(header.client);
         }
@@ -216,54 +214,46 @@ impl Engine {
             );
             return self.error(header, ErrorCode::DuplicateMapping);
         }
-        self.open(Opening { header, local, flags, purpose: Purpose::Restore }, mapped.port(), now);
+        self.open(header, local, flags, mapped.port(), Purpose::Restore, now);
     }
 
-    /// Requests a port for a mapping. If the device uses the address unmapped, adds the mapping at
-    /// once.
-    fn open(&mut self, opening: Opening, port: u16, now: u64) {
-        let id = self.next_port();
-        if opening.flags & NO_PORT_MAP != 0 {
-            let port = opening.local.port();
-            return self.finish(id, opening, Ok(port), now);
+    /// Requests a port for a mapping: `port`, or any if it is 0. If the device uses the address
+    /// unmapped, adds the mapping at once.
+    fn open(&mut self, header: Header, local: SocketAddr, flags: u32, port: u16, purpose: Purpose, now: u64) {
+        self.last_port += 1;
+        let bound = needs_port(flags);
+        let opening = Opening { id: PortId(self.last_port), local, port, header, bound, purpose };
+        if bound {
+            self.actions.push_back(Action::Open(opening));
+        } else {
+            self.opened(opening, Ok(local.port()), now);
         }
-        self.actions.push_back(Action::Open { id, local: opening.local, port });
-        self.opening.insert(id, opening);
     }
 
-    pub(super) fn finish(&mut self, id: PortId, opening: Opening, port: Result<u16>, now: u64) {
-        let Opening { header, local, flags, purpose } = opening;
-        let bound = flags & NO_PORT_MAP == 0;
-        let port = match port {
-            Ok(port) => port,
+    /// Handles the result of [`Action::Open`]: `port` was bound, or binding has failed.
+    pub fn opened(&mut self, opening: Opening, port: Result<u16>, now: u64) {
+        let Opening { id, local, header, bound, purpose, .. } = opening;
+        let mut mapped = local;
+        match port {
+            Ok(port) => mapped.set_port(port),
             Err(error) => {
                 self.log(Level::Error, format!("no port can be had for {local}: {error}"));
                 return self.refuse(header, local, ErrorCode::CreateMapping);
             }
-        };
-        let mut mapped = local;
-        mapped.set_port(port);
-        let (owner, last_used, listed) =
-            (header.client, now, self.listing.initial(matches!(purpose, Purpose::Restore)));
+        }
         let mapping = Mapping {
             local,
             mapped,
-            owner,
-            flags,
+            owner: header.client,
             id,
             bound,
             references: 1,
             surplus_removals: 0,
             removals: 0,
-            last_used,
-            listed,
+            last_used: now,
+            listed: self.listing.initial(matches!(purpose, Purpose::Restore)),
         };
-        if self.mappings.overlapping(key(&local)).is_some() || !self.mappings.insert(mapping.clone()) {
-            if bound {
-                self.actions.push_back(Action::Close(id));
-            }
-            return self.refuse(header, local, ErrorCode::DuplicateMapping);
-        }
+        self.mappings.insert(mapping.clone());
         match purpose {
             Purpose::Add => self.added(header, local, mapped),
             Purpose::Query(remote) => self.ask(Query::new(header, &mapping, remote, now)),
@@ -274,11 +264,11 @@ impl Engine {
     /// Rejects a request. A kernel of version 4 still sends a removal of the mapping that was
     /// refused: an existing mapping of the address must ignore it.
     pub(super) fn refuse(&mut self, header: Header, local: SocketAddr, code: ErrorCode) {
-        let waits_for_answer = header.op != RDMA_NL_IWPM_MAPINFO;
         if let Some(mapping) = self.mappings.get_mut(key(&local))
             && mapping.owner == header.client
             && self.version > VERSION_MIN
-            && waits_for_answer
+            // The kernel does not wait for an answer to a listed mapping.
+            && header.op != RDMA_NL_IWPM_MAPINFO
         {
             mapping.surplus_removals += 1;
         }
@@ -291,7 +281,12 @@ impl Engine {
     }
 }
 
+/// Returns whether a request with these flags needs a port.
+fn needs_port(flags: u32) -> bool {
+    flags & IWPM_FLAGS_NO_PORT_MAP == 0
+}
+
 /// Returns whether a request can share this mapping.
 fn fits(mapping: &Mapping, header: Header, flags: u32) -> bool {
-    mapping.owner == header.client && (mapping.flags ^ flags) & NO_PORT_MAP == 0
+    mapping.owner == header.client && mapping.bound == needs_port(flags)
 }

@@ -13,16 +13,13 @@ impl Engine {
     /// Handles a datagram received by one of the UDP sockets. `to` is the local address that it was
     /// sent to.
     pub fn udp(&mut self, socket: Socket, from: SocketAddr, to: Option<IpAddr>, bytes: &[u8], now: u64) {
-        let known = match (Message::parse(bytes, from.is_ipv6()), socket) {
-            (Ok(message), Socket::Service) if message.kind == Kind::Request => {
-                self.answer_request(&message, from, to, now)
-            }
+        let known = Message::parse(bytes, from.is_ipv6()).is_some_and(|message| match (socket, message.kind) {
+            (Socket::Service, Kind::Request) => self.answer_request(&message, from, to, now),
             // A repeated request is answered again, so nothing waits for an acknowledgement.
-            (Ok(message), Socket::Service) => message.kind == Kind::Ack,
-            (Ok(message), Socket::Client) if message.kind == Kind::Accept => self.accepted(&message, from),
-            (Ok(message), Socket::Client) if message.kind == Kind::Reject => self.rejected(&message, from),
+            (Socket::Service, Kind::Ack) => true,
+            (Socket::Client, Kind::Accept | Kind::Reject) => self.query_answered(&message, from),
             _ => false,
-        };
+        });
         if !known {
             self.counts.dropped += 1;
         }
@@ -30,45 +27,32 @@ impl Engine {
 
     fn answer_request(&mut self, request: &Message, from: SocketAddr, to: Option<IpAddr>, now: u64) -> bool {
         let Some(mapped_cp) = request.mapped_cp else { return false };
-        let answer = match self.mappings.for_peer(request.ap) {
-            None => {
-                self.counts.rejected += 1;
-                request.answer(Kind::Reject)
-            }
-            Some(mapping) => {
-                let answer = Message { ap: mapping.answer(request.ap), ..request.answer(Kind::Accept) };
-                let (owner, local, mapped) = (mapping.owner, mapping.local, mapping.mapped);
-                self.counts.accepted += 1;
-                match self.peer_requests.record(from, request, now) {
-                    Recorded::New => self.report_peer((owner, local, mapped), request.cp, mapped_cp, from),
-                    Recorded::Known => {}
-                    Recorded::TooMany => self.counts.not_reported += 1,
+        let mut answer = request.answer(Kind::Reject);
+        if let Some(mapping) = self.mappings.for_peer(request.ap) {
+            answer = Message { ap: mapping.answer(request.ap), ..request.answer(Kind::Accept) };
+            self.counts.accepted += 1;
+            let (owner, local, mapped) = (mapping.owner, mapping.local, mapping.mapped);
+            match self.peer_requests.record(from, request, now) {
+                // The kernel needs the report before the peer connects.
+                Recorded::New => {
+                    let addresses = [local, address(request.cp, from), mapped, address(mapped_cp, from)];
+                    self.report(owner, RDMA_NL_IWPM_REMOTE_INFO, 0, addresses, 0);
                 }
-                answer
+                Recorded::Known => {}
+                Recorded::TooMany => self.counts.not_reported += 1,
             }
-        };
+        } else {
+            self.counts.rejected += 1;
+        }
         self.send(Socket::Service, to, from, &answer);
         true
     }
 
-    /// Reports to the kernel which peer is about to connect to a mapping. The kernel needs the
-    /// report before the peer connects.
-    fn report_peer(
-        &mut self,
-        (owner, local, mapped): (u8, SocketAddr, SocketAddr),
-        cp: Peer,
-        mapped_cp: Peer,
-        from: SocketAddr,
-    ) {
-        let values = [
-            Value::U32(0),
-            Value::Address(local),
-            Value::Address(address(cp, from)),
-            Value::Address(mapped),
-            Value::Address(address(mapped_cp, from)),
-            Value::U16(0),
-        ];
-        self.send_to_kernel(owner, RDMA_NL_IWPM_REMOTE_INFO, &values);
+    /// Reports the addresses of a connection to the kernel: local and remote, unmapped and mapped.
+    fn report(&mut self, client: u8, op: u16, seq: u32, addresses: [SocketAddr; 4], code: u16) {
+        let [local, remote, mapped_local, mapped_remote] = addresses.map(Value::Address);
+        let values = [Value::U32(seq), local, remote, mapped_local, mapped_remote, Value::U16(code)];
+        self.send_to_kernel(client, op, &values);
     }
 
     /// Queries another host on behalf of the kernel.
@@ -83,38 +67,23 @@ impl Engine {
         }
     }
 
-    fn accepted(&mut self, accept: &Message, from: SocketAddr) -> bool {
-        let Some(query) = self.queries.answered_by(from, accept) else { return false };
+    /// Handles an answer: reports the first one to the kernel, and acknowledges each accept.
+    fn query_answered(&mut self, answer: &Message, from: SocketAddr) -> bool {
+        let Some(query) = self.queries.answered_by(from, answer) else { return false };
+        let is_accept = answer.kind == Kind::Accept;
         if !query.answered {
             query.answered = true;
-            let query = query.clone();
-            self.answer_query(&query, address(accept.ap, query.remote), 0);
+            let (header, remote) = (query.header, query.remote);
+            let (mapped_remote, code) =
+                if is_accept { (address(answer.ap, remote), 0) } else { (remote, ErrorCode::QueryRejected as u16) };
+            let addresses = [query.local, remote, query.mapped, mapped_remote];
+            self.counts.answered += 1;
+            self.report(header.client, RDMA_NL_IWPM_QUERY_MAPPING, header.seq, addresses, code);
         }
-        self.send(Socket::Client, None, from, &accept.answer(Kind::Ack));
-        true
-    }
-
-    fn rejected(&mut self, reject: &Message, from: SocketAddr) -> bool {
-        let Some(query) = self.queries.answered_by(from, reject) else { return false };
-        if !query.answered {
-            query.answered = true;
-            let query = query.clone();
-            self.answer_query(&query, query.remote, ErrorCode::QueryRejected as u16);
+        if is_accept {
+            self.send(Socket::Client, None, from, &answer.answer(Kind::Ack));
         }
         true
-    }
-
-    fn answer_query(&mut self, query: &Query, mapped_remote: SocketAddr, code: u16) {
-        self.counts.answered += 1;
-        let values = [
-            Value::U32(query.header.seq),
-            Value::Address(query.local),
-            Value::Address(query.remote),
-            Value::Address(query.mapped),
-            Value::Address(mapped_remote),
-            Value::U16(code),
-        ];
-        self.send_to_kernel(query.header.client, RDMA_NL_IWPM_QUERY_MAPPING, &values);
     }
 
     /// Resends queries, and reports those that timed out.

@@ -6,6 +6,9 @@ mod peers;
 
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::net::IpAddr;
+
+use nix::errno::Errno;
 
 use super::*;
 use crate::proto::netlink::{ErrorCode, Incoming, KernelMessage, LIBRARY, messages};
@@ -91,7 +94,7 @@ impl World {
     }
 
     fn udp(&mut self, socket: Socket, from: &str, message: Message) -> Vec<Out> {
-        self.engine.udp(socket, address(from), None, message.emit().as_slice(), self.now);
+        self.engine.udp(socket, address(from), None, &message.emit(), self.now);
         self.act()
     }
 
@@ -107,16 +110,16 @@ impl World {
             match action {
                 Action::Kernel(bytes) | Action::KernelRetry(bytes) => out.push(read(&bytes)),
                 Action::Send { socket, to, message, .. } => {
-                    let message = Message::parse(message.as_slice(), to.is_ipv6()).unwrap();
+                    let message = Message::parse(&message, to.is_ipv6()).unwrap();
                     out.push(Out::Send(socket, to, message));
                 }
-                Action::Open { id, port, .. } => {
-                    out.push(Out::Open(port));
+                Action::Open(opening) => {
+                    out.push(Out::Open(opening.port));
                     self.next_port += 1;
-                    let port = if port == 0 { self.next_port } else { port };
+                    let port = if opening.port == 0 { self.next_port } else { opening.port };
                     let opened = if self.taken.contains(&port) { Err(Errno::EBUSY) } else { Ok(port) };
-                    assert!(opened.is_err() || self.open.insert(id.0), "opened twice");
-                    self.engine.opened(id, opened, self.now);
+                    assert!(opened.is_err() || self.open.insert(opening.id.0), "opened twice");
+                    self.engine.opened(opening, opened, self.now);
                 }
                 Action::Close(id) => {
                     assert!(self.open.remove(&id.0), "closed, but not open");

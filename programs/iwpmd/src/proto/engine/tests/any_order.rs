@@ -95,8 +95,8 @@ proptest! {
             datagram[..4].copy_from_slice(&length.to_ne_bytes());
             for message in messages(&datagram) {
                 world.engine.kernel(message, 0);
+                world.act();
             }
-            world.act();
         }
     }
 }
