@@ -6,11 +6,11 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use iwpmd::daemon::{Addresses, Daemon};
+use iwpmd::daemon::link::Link;
+use iwpmd::daemon::{Daemon, udp_sockets};
 use iwpmd::proto::netlink::{Header, Incoming, KernelMessage, LIBRARY, VERSION, Value, emit, messages};
 use iwpmd::proto::uapi::*;
 use iwpmd::sys::process::raise_descriptor_limit;
@@ -31,8 +31,8 @@ impl Host {
     fn new(last: u8, tell: u8) -> Host {
         let (ours, kernel) = UnixDatagram::pair().unwrap();
         kernel.set_nonblocking(true).unwrap();
-        let addresses = Addresses { v4: ip(last, tell), v6: None };
-        let daemon = Daemon::with_socket(OwnedFd::from(ours), addresses, Box::new(|_, _| {})).unwrap();
+        let udp = udp_sockets(&[ip(last, tell).into()]).unwrap();
+        let daemon = Daemon::new(Link::from_fd(ours.into()).unwrap(), udp, None, Box::new(|_, _| {})).unwrap();
         let mut host = Host { daemon, kernel, seq: 0 };
         assert_eq!(host.answers()[0].0, RDMA_NL_IWPM_HELLO);
         assert_eq!(host.ask(RDMA_NL_IWPM_HELLO, &[Value::U16(VERSION)])[0].0, RDMA_NL_IWPM_MAPINFO);

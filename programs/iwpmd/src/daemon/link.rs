@@ -1,13 +1,20 @@
 //! The connection to the kernel, with a queue for messages that the kernel cannot take yet.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::Result;
 use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockProtocol, SockType, SockaddrStorage, bind, getsockname, getsockopt,
+    recvmsg, send, setsockopt, sockopt,
+};
 
-use crate::sys::sockets::{KernelSocket, Received};
+use crate::sys::sockets;
 
+/// Multicast groups of RDMA netlink for port mappers: the current one, and that of older kernels.
+const GROUPS: u32 = 3;
 /// The kernel's messages are at most two pages of 4096 bytes. The kernel allocates each answer as
 /// large as the largest receive buffer that it has seen, and charges the whole size to the socket,
 /// so a larger buffer would leave space for fewer messages.
@@ -15,20 +22,24 @@ const BUFFER_SIZE: usize = 1 << 13;
 /// The buffer grows up to this size after a message was truncated.
 const MAX_BUFFER_SIZE: usize = 1 << 20;
 
-/// The netlink socket with its buffers.
+/// The connection of the kernel and the port mapper: a NETLINK_RDMA socket or, in tests, a socket
+/// that preserves message boundaries and whose other end plays the kernel.
 pub struct Link {
-    socket: KernelSocket,
+    socket: OwnedFd,
+    /// The socket's netlink port; `None` if it is not a netlink socket.
+    pid: Option<u32>,
     /// Messages that the socket had no space for.
     unsent: VecDeque<Vec<u8>>,
     /// Messages that the kernel refused with EBUSY.
     retries: Vec<Vec<u8>>,
-    buffer: Vec<u8>,
+    buffer_size: usize,
 }
 
 /// What was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// Messages from the kernel.
-    Messages(Vec<u8>),
+    /// Messages from the kernel, with their length in bytes.
+    Messages(usize),
     /// Nothing to handle: a datagram from another sender, or EINTR.
     Ignored,
     /// Messages were lost.
@@ -38,36 +49,54 @@ pub enum Input {
 }
 
 impl Link {
-    /// Returns a link over `socket`.
-    pub fn new(socket: KernelSocket) -> Link {
-        Link { socket, unsent: VecDeque::new(), retries: Vec::new(), buffer: vec![0; BUFFER_SIZE] }
+    /// Opens a NETLINK_RDMA socket that receives messages for port mappers. Needs CAP_NET_ADMIN.
+    pub fn netlink() -> Result<Link> {
+        let socket = sockets::open(AddressFamily::Netlink, SockType::Raw, Some(SockProtocol::NetlinkRDMA))?;
+        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS))?;
+        Link::from_fd(socket)
     }
 
-    /// Receives the next messages. The caller returns their buffer with
-    /// [`return_buffer`](Self::return_buffer).
-    pub fn receive(&mut self) -> Result<Input> {
-        match self.socket.receive(&mut self.buffer) {
-            Ok(Received::Messages(length)) => {
-                let mut bytes = std::mem::take(&mut self.buffer);
-                bytes.truncate(length);
-                Ok(Input::Messages(bytes))
-            }
-            Ok(Received::Truncated(length)) => {
-                self.buffer.resize(length.min(MAX_BUFFER_SIZE), 0);
-                Ok(Input::Overrun)
-            }
-            Ok(Received::OtherSender) | Err(Errno::EINTR) => Ok(Input::Ignored),
-            Ok(Received::Closed) => Err(Errno::ECONNRESET),
-            Err(Errno::EAGAIN) => Ok(Input::Drained),
-            Err(Errno::ENOBUFS) => Ok(Input::Overrun),
-            Err(error) => Err(error),
+    /// Returns a link over an open descriptor.
+    pub fn from_fd(socket: OwnedFd) -> Result<Link> {
+        let address: SockaddrStorage = getsockname(socket.as_raw_fd())?;
+        let pid = address.as_netlink_addr().map(NetlinkAddr::pid);
+        Ok(Link { socket, pid, unsent: VecDeque::new(), retries: Vec::new(), buffer_size: BUFFER_SIZE })
+    }
+
+    /// Returns the socket's netlink port; in tests the process ID.
+    pub fn pid(&self) -> u32 {
+        self.pid.unwrap_or_else(std::process::id)
+    }
+
+    /// Sets the size of the receive buffer; CAP_NET_ADMIN allows sizes beyond the system's limit.
+    /// Returns the size that the kernel has set.
+    pub fn set_receive_buffer(&self, bytes: usize) -> Result<usize> {
+        setsockopt(&self.socket, sockopt::RcvBufForce, &bytes)
+            .or_else(|_| setsockopt(&self.socket, sockopt::RcvBuf, &bytes))?;
+        // The kernel reports twice the size, which includes its own overhead.
+        Ok(getsockopt(&self.socket, sockopt::RcvBuf)? / 2)
+    }
+
+    /// Receives the next messages into `buffer`, whose size it sets.
+    pub fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Input> {
+        buffer.resize(self.buffer_size, 0);
+        let (mut parts, flags) = ([IoSliceMut::new(buffer)], MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
+        let (size, from) = match recvmsg::<NetlinkAddr>(self.socket.as_raw_fd(), &mut parts, None, flags) {
+            Ok(message) => (message.bytes, message.address),
+            Err(Errno::EINTR) => return Ok(Input::Ignored),
+            Err(Errno::EAGAIN) => return Ok(Input::Drained),
+            Err(Errno::ENOBUFS) => return Ok(Input::Overrun),
+            Err(error) => return Err(error),
+        };
+        // Any process can send to a netlink socket. The kernel's port is 0.
+        if self.pid.is_some() && from.is_none_or(|from| from.pid() != 0) {
+            return Ok(Input::Ignored);
         }
-    }
-
-    /// Gives back the buffer of [`receive`](Self::receive).
-    pub fn return_buffer(&mut self, mut bytes: Vec<u8>) {
-        bytes.resize(bytes.capacity(), 0);
-        self.buffer = bytes;
+        if size > self.buffer_size {
+            self.buffer_size = size.min(MAX_BUFFER_SIZE);
+            return Ok(Input::Overrun);
+        }
+        Ok(Input::Messages(size))
     }
 
     /// Queues a message to be sent after those that wait already.
@@ -92,11 +121,12 @@ impl Link {
     pub fn flush(&mut self) -> Result<()> {
         let mut outcome = Ok(());
         while let Some(bytes) = self.unsent.front() {
-            match self.socket.send(bytes) {
+            // A netlink socket that is not connected sends to the kernel.
+            match send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT) {
                 Err(Errno::EAGAIN) => break,
                 Err(Errno::EINTR) => continue,
                 Err(error) => outcome = outcome.and(Err(error)),
-                Ok(()) => {}
+                Ok(_) => {}
             }
             self.unsent.pop_front();
         }
@@ -117,7 +147,6 @@ impl AsFd for Link {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixDatagram;
 
     use super::*;
@@ -125,7 +154,7 @@ mod tests {
     fn link() -> (Link, UnixDatagram) {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
-        (Link::new(KernelSocket::from_fd(OwnedFd::from(ours)).unwrap()), theirs)
+        (Link::from_fd(ours.into()).unwrap(), theirs)
     }
 
     #[test]
@@ -134,13 +163,13 @@ mod tests {
         kernel.send(&[1; BUFFER_SIZE + 1]).unwrap();
         kernel.send(&[2; BUFFER_SIZE + 1]).unwrap();
         kernel.send(&[3; 1]).unwrap();
-        assert!(matches!(link.receive(), Ok(Input::Overrun)));
+        let mut buffer = Vec::new();
+        assert_eq!(link.receive(&mut buffer), Ok(Input::Overrun));
         for expected in [vec![2; BUFFER_SIZE + 1], vec![3]] {
-            let Ok(Input::Messages(bytes)) = link.receive() else { panic!("no message") };
-            assert_eq!(bytes, expected);
-            link.return_buffer(bytes);
+            assert_eq!(link.receive(&mut buffer), Ok(Input::Messages(expected.len())));
+            assert_eq!(buffer[..expected.len()], expected);
         }
-        assert!(matches!(link.receive(), Ok(Input::Drained)));
+        assert_eq!(link.receive(&mut buffer), Ok(Input::Drained));
     }
 
     #[test]

@@ -8,8 +8,7 @@ pub mod settings;
 pub mod start;
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use std::vec;
 
@@ -17,8 +16,6 @@ use nix::Result;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signalfd::SignalFd;
-use nix::sys::time::TimeSpec;
-use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
 use self::link::{Input, Link};
 use self::ports::Ports;
@@ -26,7 +23,7 @@ use crate::proto::engine::{Action, Engine, Level, Socket};
 use crate::proto::netlink::messages;
 use crate::proto::wire;
 use crate::sys::process::random;
-use crate::sys::sockets::{KernelSocket, Udp};
+use crate::sys::sockets::Udp;
 
 /// Receives the lines of the log, with their levels.
 pub type Log = Box<dyn FnMut(Level, &str)>;
@@ -39,22 +36,7 @@ const MAX_LINES_PER_TURN: usize = 64;
 
 const KERNEL: u64 = 0;
 const SIGNALS: u64 = 1;
-const TIMER: u64 = 2;
-const UDP: u64 = 3;
-
-/// The addresses of the UDP sockets.
-#[derive(Clone, Copy, Debug)]
-pub struct Addresses {
-    /// The IPv4 address.
-    pub v4: Ipv4Addr,
-    /// The IPv6 address; `None` for IPv4 only.
-    pub v6: Option<Ipv6Addr>,
-}
-
-impl Addresses {
-    /// All addresses of the host.
-    pub const ALL: Addresses = Addresses { v4: Ipv4Addr::UNSPECIFIED, v6: Some(Ipv6Addr::UNSPECIFIED) };
-}
+const UDP: u64 = 2;
 
 /// The daemon: the engine, its descriptors, and the epoll instance that watches them.
 pub struct Daemon {
@@ -62,12 +44,9 @@ pub struct Daemon {
     kernel: Link,
     /// Whether the kernel's descriptor is watched for space to send instead of for messages.
     full: bool,
-    udp: Vec<(Socket, bool, Udp)>,
+    udp: Vec<(Socket, Udp)>,
     ports: Ports,
     signals: Option<SignalFd>,
-    timer: TimerFd,
-    /// The deadline of the engine for which the timer is armed.
-    armed_for: Option<u64>,
     epoll: Epoll,
     started: Instant,
     log: Log,
@@ -77,27 +56,25 @@ pub struct Daemon {
 
 impl Daemon {
     /// Returns a daemon that talks over `kernel` to the kernel, or to a test that plays the kernel.
-    pub fn new(kernel: KernelSocket, udp: Vec<(Socket, Udp)>, log: Log) -> Result<Daemon> {
+    /// It handles `signals`, if there are any.
+    pub fn new(kernel: Link, udp: Vec<(Socket, Udp)>, signals: Option<SignalFd>, log: Log) -> Result<Daemon> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
-        epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER))?;
         epoll.add(&kernel, EpollEvent::new(EpollFlags::EPOLLIN, KERNEL))?;
-        let of_family = |(socket, udp): (Socket, Udp)| (socket, udp.is_ipv6(), udp);
-        let udp: Vec<_> = udp.into_iter().map(of_family).collect();
-        for (token, (.., udp)) in (UDP..).zip(&udp) {
+        if let Some(signals) = &signals {
+            epoll.add(signals, EpollEvent::new(EpollFlags::EPOLLIN, SIGNALS))?;
+        }
+        for (token, (_, udp)) in (UDP..).zip(&udp) {
             epoll.add(udp, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
         }
         let mut engine = Engine::new(kernel.pid(), Box::new(random));
         engine.start();
         let mut daemon = Daemon {
             engine,
-            kernel: Link::new(kernel),
+            kernel,
             full: false,
             udp,
             ports: Ports::default(),
-            signals: None,
-            timer,
-            armed_for: None,
+            signals,
             epoll,
             started: Instant::now(),
             log,
@@ -105,18 +82,6 @@ impl Daemon {
         };
         daemon.perform_actions();
         Ok(daemon)
-    }
-
-    /// Returns a daemon for tests: `kernel` is one end of a pair of sockets instead of netlink.
-    pub fn with_socket(kernel: OwnedFd, addresses: Addresses, log: Log) -> Result<Daemon> {
-        Daemon::new(KernelSocket::from_fd(kernel)?, udp_sockets(addresses)?, log)
-    }
-
-    /// Handles `signals` from now on.
-    pub fn take_signals(&mut self, signals: SignalFd) -> Result<()> {
-        self.epoll.add(&signals, EpollEvent::new(EpollFlags::EPOLLIN, SIGNALS))?;
-        self.signals = Some(signals);
-        Ok(())
     }
 
     /// Runs until a signal ends the daemon. Returns the signal.
@@ -128,11 +93,13 @@ impl Daemon {
         }
     }
 
-    /// Waits for events, at most for `max_wait`, and handles them. Returns the signal that ends the
-    /// daemon, if one arrived.
+    /// Waits for events or the engine's deadline, at most for `max_wait`, and handles them. Returns
+    /// the signal that ends the daemon, if one arrived.
     pub fn turn(&mut self, max_wait: Option<Duration>) -> Result<Option<c_int>> {
-        self.set_timer()?;
-        let wait = if self.lines.len() > 0 { Some(Duration::ZERO) } else { max_wait };
+        let max_wait = if self.lines.len() > 0 { Some(Duration::ZERO) } else { max_wait };
+        let now = self.now();
+        let until_deadline = self.engine.deadline().map(|time| Duration::from_millis(time.saturating_sub(now)));
+        let wait = [max_wait, until_deadline].into_iter().flatten().min();
         let wait = wait.map_or(EpollTimeout::NONE, |wait| wait.try_into().unwrap_or(EpollTimeout::MAX));
         let mut events = [EpollEvent::empty(); 8];
         let count = match self.epoll.wait(&mut events, wait) {
@@ -142,11 +109,6 @@ impl Daemon {
         for event in &events[..count] {
             match event.data() {
                 KERNEL => self.kernel_ready()?,
-                // The engine is told the time below.
-                TIMER => {
-                    self.timer.unset()?;
-                    self.armed_for = None;
-                }
                 SIGNALS => {
                     if let Some(signal) = self.signal() {
                         return Ok(Some(signal));
@@ -171,23 +133,6 @@ impl Daemon {
         self.started.elapsed().as_millis() as u64
     }
 
-    fn set_timer(&mut self) -> Result<()> {
-        let deadline = self.engine.deadline();
-        if deadline != self.armed_for {
-            match deadline {
-                Some(time) => {
-                    let left = Duration::from_millis(time).saturating_sub(self.started.elapsed());
-                    // A time of zero would disarm the timer.
-                    let after = TimeSpec::from_duration(left.max(Duration::from_nanos(1)));
-                    self.timer.set(Expiration::OneShot(after), TimerSetTimeFlags::empty())?;
-                }
-                None => self.timer.unset()?,
-            }
-            self.armed_for = deadline;
-        }
-        Ok(())
-    }
-
     fn write_lines(&mut self) {
         for line in self.lines.by_ref().take(MAX_LINES_PER_TURN) {
             (self.log)(Level::Info, &line);
@@ -196,19 +141,19 @@ impl Daemon {
 
     fn kernel_ready(&mut self) -> Result<()> {
         self.flush();
+        let mut buffer = Vec::new();
         for _ in 0..MAX_MESSAGES_PER_TURN {
             // While the kernel takes no answers, its further requests are left in the socket.
             if self.full {
                 return Ok(());
             }
-            let (input, now) = (self.kernel.receive()?, self.now());
+            let (input, now) = (self.kernel.receive(&mut buffer)?, self.now());
             match input {
-                Input::Messages(bytes) => {
-                    for message in messages(&bytes) {
+                Input::Messages(size) => {
+                    for message in messages(&buffer[..size]) {
                         self.engine.kernel(message, now);
                         self.perform_actions();
                     }
-                    self.kernel.return_buffer(bytes);
                 }
                 Input::Overrun => {
                     self.engine.overrun(now);
@@ -229,7 +174,7 @@ impl Daemon {
         // One byte more than the largest message, so that larger ones are detected.
         let mut buffer = [0; wire::REQUEST_SIZE + 1];
         for _ in 0..MAX_MESSAGES_PER_TURN {
-            let Some((socket, _, udp)) = self.udp.get(index) else { return };
+            let Some((socket, udp)) = self.udp.get(index) else { return };
             let datagram = match udp.receive(&mut buffer) {
                 Ok(datagram) => datagram,
                 Err(Errno::EAGAIN) => return,
@@ -277,7 +222,7 @@ impl Daemon {
 
     fn send(&mut self, socket: Socket, from: Option<IpAddr>, to: SocketAddr, bytes: &[u8]) {
         let wanted = (socket, to.is_ipv6());
-        let Some((.., udp)) = self.udp.iter().find(|(socket, v6, _)| (*socket, *v6) == wanted) else { return };
+        let Some((_, udp)) = self.udp.iter().find(|(socket, udp)| (*socket, udp.is_ipv6()) == wanted) else { return };
         // An error is ignored: the engine resends lost requests, and reports a timeout in the end.
         let _ = udp.send(bytes, to, from);
     }
@@ -297,10 +242,11 @@ impl Daemon {
     }
 }
 
-/// Returns the sockets of both families, or of the only family that the host supports.
-pub fn udp_sockets(addresses: Addresses) -> Result<Vec<(Socket, Udp)>> {
+/// Returns the UDP sockets at `addresses`, except for wildcard addresses of a family that the host
+/// does not support.
+pub fn udp_sockets(addresses: &[IpAddr]) -> Result<Vec<(Socket, Udp)>> {
     let mut sockets = Vec::new();
-    for ip in [Some(IpAddr::from(addresses.v4)), addresses.v6.map(IpAddr::from)].into_iter().flatten() {
+    for &ip in addresses {
         for (socket, port) in [(Socket::Service, wire::PORT), (Socket::Client, 0)] {
             match Udp::new(SocketAddr::new(ip, port)) {
                 Ok(udp) => sockets.push((socket, udp)),

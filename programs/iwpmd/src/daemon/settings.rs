@@ -9,45 +9,34 @@ use lexopt::prelude::*;
 /// Path of the configuration file.
 pub const PATH: &str = "/etc/iwpmd.conf";
 
-/// The settings in the configuration file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// Receive buffer of the netlink socket, in bytes.
-    pub nl_sock_rbuf_size: u32,
-}
+/// The receive buffer of the netlink socket in bytes, unless the file sets another size.
+const DEFAULT_BUFFER_SIZE: usize = 400 << 20;
 
-impl Default for Config {
-    fn default() -> Config {
-        Config { nl_sock_rbuf_size: 400 << 20 }
-    }
-}
-
-/// Parses the text of the file. Returns the settings, and a message for the log for each invalid
-/// line. Invalid lines are ignored.
-pub fn parse_file(text: &str) -> (Config, Vec<String>) {
-    let (mut config, mut complaints) = (Config::default(), Vec::new());
+/// Parses the text of the file. Returns the size of the receive buffer (`nl_sock_rbuf_size`, the
+/// only setting), and a message for the log for each invalid line. Invalid lines are ignored.
+pub fn parse_file(text: &str) -> (usize, Vec<String>) {
+    let (mut buffer_size, mut complaints) = (DEFAULT_BUFFER_SIZE, Vec::new());
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        if let Err(why) = read(line, &mut config) {
-            complaints.push(format!("{PATH}:{number}: {why}: {}", line.escape_debug()));
+        match read(line) {
+            Ok(size) => buffer_size = size,
+            Err(why) => complaints.push(format!("{PATH}:{number}: {why}: {}", line.escape_debug())),
         }
     }
-    (config, complaints)
+    (buffer_size, complaints)
 }
 
-fn read(line: &str, config: &mut Config) -> Result<(), &'static str> {
+fn read(line: &str) -> Result<usize, &'static str> {
     let (name, value) = line.split_once('=').ok_or("no name=value")?;
-    match name.trim_end() {
-        "nl_sock_rbuf_size" => {
-            let value = value.trim().parse::<i32>().ok().and_then(|value| u32::try_from(value).ok());
-            config.nl_sock_rbuf_size = value.filter(|&value| value > 0).ok_or("no number of bytes")?;
-            Ok(())
-        }
-        _ => Err("unknown name"),
+    if name.trim_end() != "nl_sock_rbuf_size" {
+        return Err("unknown name");
     }
+    // setsockopt(2) takes an int.
+    let value = value.trim().parse::<i32>().ok().filter(|&value| value > 0);
+    value.map(|value| value as usize).ok_or("no number of bytes")
 }
 
 /// The options on the command line.
@@ -107,17 +96,17 @@ mod tests {
             "# x\n\n  nl_sock_rbuf_size = 4096 \n",
             "nl_sock_rbuf_size=1\nnl_sock_rbuf_size= 4096",
         ] {
-            assert_eq!(parse_file(text), (Config { nl_sock_rbuf_size: 4096 }, vec![]), "{text}");
+            assert_eq!(parse_file(text), (4096, vec![]), "{text}");
         }
-        assert_eq!(parse_file("").0.nl_sock_rbuf_size, 419_430_400);
+        assert_eq!(parse_file("").0, 419_430_400);
     }
 
     #[test]
     fn bad_lines_are_named_and_skipped() {
-        let (config, complaints) = parse_file(
+        let (buffer_size, complaints) = parse_file(
             "nl_sock_rbuf_size\nnl_sock_rbuf_size=many\nother=1\nnl_sock_rbuf_size=-5\n=\nnl_sock_rbuf_size=9999999999\nnl_sock_rbuf_size=7",
         );
-        assert_eq!(config.nl_sock_rbuf_size, 7);
+        assert_eq!(buffer_size, 7);
         assert_eq!(complaints.len(), 6);
         assert_eq!(complaints[2], "/etc/iwpmd.conf:3: unknown name: other=1");
     }

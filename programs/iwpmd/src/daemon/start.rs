@@ -3,6 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -13,12 +14,11 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::syslog::{Facility, LogFlags, Severity, openlog, syslog};
 
+use super::link::Link;
 use super::log_queue::{self, LogQueue};
-use super::settings::{self, Config};
-use super::{Addresses, Daemon, udp_sockets};
+use super::{Daemon, settings, udp_sockets};
 use crate::proto::engine::Level;
 use crate::sys::process::{self, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE};
-use crate::sys::sockets::KernelSocket;
 
 /// Why the daemon does not start: a message for the log and standard error.
 type Failure = String;
@@ -94,19 +94,20 @@ fn run(mut daemon: Daemon) -> Result<ExitCode, Failure> {
 }
 
 fn set_up() -> Result<Daemon, Failure> {
-    let config = configuration();
+    let buffer_size = configured_buffer_size();
     let signals =
         process::block(&[Signal::SIGTERM, Signal::SIGHUP, Signal::SIGUSR1]).map_err(|e| format!("signalfd: {e}"))?;
-    let udp = udp_sockets(Addresses::ALL).map_err(|error| match error {
-        Errno::EADDRINUSE => "UDP port 3935 is in use: there is a port mapper already".into(),
-        _ => format!("UDP port 3935: {error}"),
-    })?;
-    let kernel = KernelSocket::netlink().map_err(|error| match error {
+    let udp =
+        udp_sockets(&[Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]).map_err(|error| match error {
+            Errno::EADDRINUSE => "UDP port 3935 is in use: there is a port mapper already".into(),
+            _ => format!("UDP port 3935: {error}"),
+        })?;
+    let kernel = Link::netlink().map_err(|error| match error {
         Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => "the kernel has no RDMA netlink: is ib_core loaded?".into(),
         Errno::EPERM | Errno::EACCES => "RDMA netlink needs CAP_NET_ADMIN: run iwpmd as root, or by its unit".into(),
         _ => format!("RDMA netlink: {error}"),
     })?;
-    set_receive_buffer(&kernel, config);
+    set_receive_buffer(&kernel, buffer_size);
     let limit = process::raise_descriptor_limit();
     // CAP_NET_ADMIN: future kernels may require it for each message. CAP_NET_BIND_SERVICE: needed
     // to restore mappings to ports below 1024.
@@ -116,31 +117,28 @@ fn set_up() -> Result<Daemon, Failure> {
     let log =
         LogQueue::start(log_queue::CAPACITY, write_log).map_err(|error| format!("a thread for the log: {error}"))?;
     let log = Box::new(move |level, line: &str| log.push(level, line));
-    let mut daemon = Daemon::new(kernel, udp, log).map_err(|error| format!("epoll: {error}"))?;
-    daemon.take_signals(signals).map_err(|error| format!("epoll: {error}"))?;
+    let daemon = Daemon::new(kernel, udp, Some(signals), log).map_err(|error| format!("epoll: {error}"))?;
     let version = env!("CARGO_PKG_VERSION");
     write_log(Level::Info, &format!("version {version} starts; descriptors for up to {limit} mappings"));
     Ok(daemon)
 }
 
-fn configuration() -> Config {
-    let text = match fs::read(settings::PATH) {
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-        Err(error) => {
+/// Returns the size of the receive buffer that the configuration file gives, or the default.
+fn configured_buffer_size() -> usize {
+    let bytes = fs::read(settings::PATH).unwrap_or_else(|error| {
+        if error.kind() != io::ErrorKind::NotFound {
             write_log(Level::Warning, &format!("{}: {error}", settings::PATH));
-            String::new()
         }
-    };
-    let (config, complaints) = settings::parse_file(&text);
+        Vec::new()
+    });
+    let (buffer_size, complaints) = settings::parse_file(&String::from_utf8_lossy(&bytes));
     for complaint in complaints {
         write_log(Level::Warning, &complaint);
     }
-    config
+    buffer_size
 }
 
-fn set_receive_buffer(kernel: &KernelSocket, config: Config) {
-    let wanted = config.nl_sock_rbuf_size;
+fn set_receive_buffer(kernel: &Link, wanted: usize) {
     match kernel.set_receive_buffer(wanted) {
         Ok(room) if room >= wanted => {}
         Ok(room) => write_log(Level::Warning, &format!("room for {room} bytes of messages only, not {wanted}")),

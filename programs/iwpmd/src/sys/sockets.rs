@@ -1,7 +1,6 @@
-//! Sockets of the port mapper: UDP with the destination of each datagram, netlink with its sender,
-//! and TCP sockets that only bind a port.
+//! Sockets of the port mapper: UDP with the destination of each datagram, and TCP sockets that only
+//! bind a port.
 
-use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -9,12 +8,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libc::{in_addr, in_pktinfo, in6_addr, in6_pktinfo};
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType,
-    SockaddrStorage, bind, getsockname, getsockopt, recvmsg, send, sendmsg, setsockopt, socket, sockopt,
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage,
+    bind, getsockname, recvmsg, sendmsg, setsockopt, socket, sockopt,
 };
 use nix::{Result, cmsg_space};
 
-fn open(family: AddressFamily, kind: SockType, protocol: Option<SockProtocol>) -> Result<OwnedFd> {
+/// Returns a new socket, which does not block.
+pub fn open(family: AddressFamily, kind: SockType, protocol: Option<SockProtocol>) -> Result<OwnedFd> {
     socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, protocol)
 }
 
@@ -133,96 +133,9 @@ impl AsFd for Udp {
     }
 }
 
-/// Multicast groups of RDMA netlink for port mappers: the current one, and that of older kernels.
-const GROUPS: u32 = 3;
-
-/// What was received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Received {
-    /// Messages from the kernel, with their length in bytes.
-    Messages(usize),
-    /// A datagram from another process.
-    OtherSender,
-    /// Messages larger than the buffer, with their size. They are lost.
-    Truncated(usize),
-    /// The other end, a test's socket, was closed.
-    Closed,
-}
-
-/// The descriptor that connects the kernel and the port mapper: a NETLINK_RDMA socket or, in tests,
-/// a socket that preserves message boundaries and whose other end plays the kernel.
-#[derive(Debug)]
-pub struct KernelSocket {
-    socket: OwnedFd,
-    /// The socket's netlink port; `None` if it is not a netlink socket.
-    pid: Option<u32>,
-}
-
-impl KernelSocket {
-    /// Opens a NETLINK_RDMA socket that receives messages for port mappers. Needs CAP_NET_ADMIN.
-    pub fn netlink() -> Result<KernelSocket> {
-        let socket = open(AddressFamily::Netlink, SockType::Raw, Some(SockProtocol::NetlinkRDMA))?;
-        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS))?;
-        KernelSocket::from_fd(socket)
-    }
-
-    /// Returns a `KernelSocket` that uses an open descriptor.
-    pub fn from_fd(socket: OwnedFd) -> Result<KernelSocket> {
-        let address: SockaddrStorage = getsockname(socket.as_raw_fd())?;
-        Ok(KernelSocket { pid: address.as_netlink_addr().map(NetlinkAddr::pid), socket })
-    }
-
-    /// Returns the socket's netlink port; in tests the process ID.
-    pub fn pid(&self) -> u32 {
-        self.pid.unwrap_or_else(std::process::id)
-    }
-
-    /// Sets the size of the receive buffer; CAP_NET_ADMIN allows sizes beyond the system's limit.
-    /// Returns the size that the kernel has set.
-    pub fn set_receive_buffer(&self, bytes: u32) -> Result<u32> {
-        let bytes = bytes.min(c_int::MAX as u32) as usize;
-        setsockopt(&self.socket, sockopt::RcvBufForce, &bytes)
-            .or_else(|_| setsockopt(&self.socket, sockopt::RcvBuf, &bytes))?;
-        // The kernel reports twice the size, which includes its own overhead.
-        Ok(getsockopt(&self.socket, sockopt::RcvBuf)? as u32 / 2)
-    }
-
-    /// Receives a datagram. Fails with EAGAIN if there is none.
-    pub fn receive(&self, buffer: &mut [u8]) -> Result<Received> {
-        let (room, mut parts) = (buffer.len(), [IoSliceMut::new(buffer)]);
-        let flags = MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
-        let message = recvmsg::<NetlinkAddr>(self.socket.as_raw_fd(), &mut parts, None, flags)?;
-        // Any process can send to a netlink socket. The kernel's port is 0.
-        if self.pid.is_some() && message.address.is_none_or(|from| from.pid() != 0) {
-            return Ok(Received::OtherSender);
-        }
-        let got = message.bytes;
-        Ok(match got {
-            0 => Received::Closed,
-            _ if got > room => Received::Truncated(got),
-            _ => Received::Messages(got),
-        })
-    }
-
-    /// Sends a message to the kernel.
-    pub fn send(&self, bytes: &[u8]) -> Result<()> {
-        // A netlink socket that is not connected sends to the kernel.
-        send(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT).map(drop)
-    }
-}
-
-impl AsFd for KernelSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-    use std::os::unix::net::UnixDatagram;
-
-    use nix::errno::Errno;
 
     use super::*;
 
@@ -260,17 +173,5 @@ mod tests {
     #[test]
     fn truncation_is_detected() {
         assert_eq!(through("127.0.0.1", 3).1.size, 5);
-    }
-
-    #[test]
-    fn truncated_messages_tell_their_size() {
-        let (ours, theirs) = UnixDatagram::pair().unwrap();
-        let socket = KernelSocket::from_fd(OwnedFd::from(ours)).unwrap();
-        theirs.send(&[7; 100]).unwrap();
-        theirs.send(&[8; 100]).unwrap();
-        let mut buffer = [0; 100];
-        assert_eq!(socket.receive(&mut buffer[..60]), Ok(Received::Truncated(100)));
-        assert_eq!((socket.receive(&mut buffer), buffer), (Ok(Received::Messages(100)), [8; 100]));
-        assert_eq!(socket.receive(&mut buffer), Err(Errno::EAGAIN));
     }
 }
