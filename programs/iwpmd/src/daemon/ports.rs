@@ -4,10 +4,11 @@
 //! most of them for a free one, which takes milliseconds. The daemon finds one faster, because it
 //! knows which ports it has bound.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use nix::Result;
@@ -15,55 +16,27 @@ use nix::errno::Errno;
 
 use crate::proto::mappings::PortId;
 use crate::sys::process::random;
-use crate::sys::sockets::BoundPort;
+use crate::sys::sockets::bind_port;
 
 /// Minimum time between two reads of the settings in /proc.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
-/// A bit for each port.
-struct PortSet(Vec<u64>);
-
-impl PortSet {
-    fn new() -> PortSet {
-        PortSet(vec![0; 1 << 10])
-    }
-
-    fn has(&self, port: u16) -> bool {
-        self.0[usize::from(port) / 64] >> (port % 64) & 1 != 0
-    }
-
-    fn put(&mut self, port: u16, present: bool) {
-        let (word, bit) = (&mut self.0[usize::from(port) / 64], 1 << (port % 64));
-        if present { *word |= bit } else { *word &= !bit }
-    }
-}
-
 /// The ports to choose from, and the ports that are bound. Both sets are for IPv4 and IPv6: a port
 /// bound at the wildcard address of IPv6 is bound for IPv4, too.
-pub struct Choice {
+#[derive(Default)]
+struct Choice {
     range: Option<RangeInclusive<u16>>,
-    reserved: PortSet,
-    bound: PortSet,
+    reserved: HashSet<u16>,
+    bound: HashSet<u16>,
     read: Option<Instant>,
 }
 
-impl Default for Choice {
-    fn default() -> Choice {
-        Choice { range: None, reserved: PortSet::new(), bound: PortSet::new(), read: None }
-    }
-}
-
 impl Choice {
-    /// Records whether a port is bound.
-    pub fn note(&mut self, port: u16, bound: bool) {
-        self.bound.put(port, bound);
-    }
-
     /// Returns a port that is probably free, chosen by a random number. Returns `None` if all are
     /// bound or the range is unknown; the kernel chooses then.
-    pub fn next(&mut self, random: u64) -> Option<u16> {
+    fn next(&mut self, random: u64) -> Option<u16> {
         if self.read.is_none_or(|time| time.elapsed() > RELOAD_INTERVAL) {
             self.read = Some(Instant::now());
             let text = |path| fs::read_to_string(path).unwrap_or_default();
@@ -74,17 +47,14 @@ impl Choice {
 
     fn configure(&mut self, range: &str, reserved: &str) {
         self.range = parse_range(range);
-        self.reserved = PortSet::new();
-        for port in reserved.trim().split(',').filter_map(parse_ports).flatten() {
-            self.reserved.put(port, true);
-        }
+        self.reserved = reserved.trim().split(',').filter_map(parse_ports).flatten().collect();
     }
 
     fn free_port(&self, random: u64) -> Option<u16> {
         let range = self.range.clone()?;
         let count = u64::from(range.end() - range.start()) + 1;
         let start = range.start() + (random % count) as u16;
-        let free = |port: &u16| !self.bound.has(*port) && !self.reserved.has(*port);
+        let free = |port: &u16| !self.bound.contains(port) && !self.reserved.contains(port);
         (start..=*range.end()).chain(*range.start()..start).find(free)
     }
 }
@@ -108,7 +78,7 @@ const MAX_TRIES: usize = 32;
 /// All bound ports.
 #[derive(Default)]
 pub struct Ports {
-    bound: HashMap<PortId, (BoundPort, u16)>,
+    bound: HashMap<PortId, (OwnedFd, u16)>,
     choice: Choice,
 }
 
@@ -118,38 +88,37 @@ impl Ports {
     /// The port is bound at all addresses: devices share the addresses of the host, may have
     /// addresses that the host lacks, and may take all packets to a port, whatever the address. If
     /// `port` is not free at all addresses, it is bound only at the address of `local`.
-    pub fn open(&mut self, id: PortId, local: SocketAddr, port: u16) -> Result<u16> {
-        let (any, scope) = match local {
-            SocketAddr::V4(_) => (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
-            SocketAddr::V6(v6) => (IpAddr::V6(Ipv6Addr::UNSPECIFIED), v6.scope_id()),
-        };
-        let everywhere = if port == 0 { self.any_port(any) } else { BoundPort::new(any, 0, port) };
+    pub fn open(&mut self, id: PortId, mut local: SocketAddr, port: u16) -> Result<u16> {
+        let any = if local.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let everywhere = if port == 0 { self.any_port(any) } else { bind_port(SocketAddr::new(any, port)) };
         let (socket, port) = match everywhere {
-            Err(error @ Errno::EADDRINUSE) if !local.ip().is_unspecified() => BoundPort::new(local.ip(), scope, port)
-                .map_err(|second| if second == Errno::EADDRNOTAVAIL { error } else { second }),
+            Err(error @ Errno::EADDRINUSE) if !local.ip().is_unspecified() => {
+                local.set_port(port);
+                bind_port(local).map_err(|second| if second == Errno::EADDRNOTAVAIL { error } else { second })
+            }
             result => result,
         }?;
-        self.choice.note(port, true);
+        self.choice.bound.insert(port);
         self.bound.insert(id, (socket, port));
         Ok(port)
     }
 
-    fn any_port(&mut self, any: IpAddr) -> Result<(BoundPort, u16)> {
+    fn any_port(&mut self, any: IpAddr) -> Result<(OwnedFd, u16)> {
         for _ in 0..MAX_TRIES {
             let Some(port) = self.choice.next(random()) else { break };
-            match BoundPort::new(any, 0, port) {
+            match bind_port(SocketAddr::new(any, port)) {
                 // In use by another program, or below 1024.
                 Err(error) if [Errno::EADDRINUSE, Errno::EACCES].contains(&error) => {}
                 result => return result,
             }
         }
-        BoundPort::new(any, 0, 0)
+        bind_port(SocketAddr::new(any, 0))
     }
 
     /// Releases the port of a mapping.
     pub fn close(&mut self, id: PortId) {
         if let Some((_, port)) = self.bound.remove(&id) {
-            self.choice.note(port, false);
+            self.choice.bound.remove(&port);
         }
         if self.bound.len() < self.bound.capacity() / 8 {
             self.bound.shrink_to(self.bound.len() * 2);
@@ -173,14 +142,14 @@ mod tests {
         let mut found: Vec<u16> = (0..16)
             .map(|random| {
                 let port = choice.free_port(random * 7919).unwrap();
-                choice.note(port, true);
+                choice.bound.insert(port);
                 port
             })
             .collect();
         found.sort_unstable();
         let all: Vec<u16> = (100..120).filter(|port| ![103, 105, 106, 107].contains(port)).collect();
         assert_eq!((found, choice.free_port(3)), (all, None));
-        choice.note(111, false);
+        choice.bound.remove(&111);
         assert_eq!(choice.free_port(u64::MAX), Some(111));
     }
 
@@ -191,7 +160,7 @@ mod tests {
             (choice.free_port(0), choice.free_port(65_534), choice.free_port(65_535)),
             (Some(1), Some(65_535), Some(1))
         );
-        choice.note(65_535, true);
+        choice.bound.insert(65_535);
         assert_eq!(choice.free_port(65_534), Some(1));
     }
 

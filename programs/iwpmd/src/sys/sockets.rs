@@ -2,7 +2,7 @@
 //! bind a port.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libc::{in_addr, in_pktinfo, in6_addr, in6_pktinfo};
@@ -37,24 +37,13 @@ fn local_address(socket: &OwnedFd) -> Result<SocketAddr> {
     inet(&getsockname(socket.as_raw_fd())?).ok_or(Errno::EAFNOSUPPORT)
 }
 
-/// A TCP port that no other socket can bind while this value exists. The socket never listens.
-#[derive(Debug)]
-pub struct BoundPort {
-    _socket: OwnedFd,
-}
-
-impl BoundPort {
-    /// Binds `port` of `ip`, or any free one if `port` is 0, and returns the port. The wildcard
-    /// address of IPv6 includes that of IPv4.
-    pub fn new(ip: IpAddr, scope: u32, port: u16) -> Result<(BoundPort, u16)> {
-        let address = match ip {
-            IpAddr::V4(_) => SocketAddr::new(ip, port),
-            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope).into(),
-        };
-        let socket = bound(address, SockType::Stream, |_| Ok(()))?;
-        let port = local_address(&socket)?.port();
-        Ok((BoundPort { _socket: socket }, port))
-    }
+/// Binds a TCP socket, which never listens, to `address`, or to any free port if its port is 0.
+/// Returns the socket and the port, which no other socket can bind while this one exists. The
+/// wildcard address of IPv6 includes that of IPv4.
+pub fn bind_port(address: SocketAddr) -> Result<(OwnedFd, u16)> {
+    let socket = bound(address, SockType::Stream, |_| Ok(()))?;
+    let port = local_address(&socket)?.port();
+    Ok((socket, port))
 }
 
 /// A UDP socket of one family.
@@ -141,13 +130,12 @@ mod tests {
 
     #[test]
     fn a_bound_port_is_in_use() {
-        let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let (bound, port) = BoundPort::new(any, 0, 0).unwrap();
-        assert_eq!(BoundPort::new(any, 0, port).err(), Some(Errno::EADDRINUSE));
-        let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        assert_eq!(BoundPort::new(local, 0, port).err(), Some(Errno::EADDRINUSE));
+        let at = |ip: Ipv4Addr, port| bind_port(SocketAddr::new(ip.into(), port));
+        let (bound, port) = at(Ipv4Addr::UNSPECIFIED, 0).unwrap();
+        assert_eq!(at(Ipv4Addr::UNSPECIFIED, port).err(), Some(Errno::EADDRINUSE));
+        assert_eq!(at(Ipv4Addr::LOCALHOST, port).err(), Some(Errno::EADDRINUSE));
         drop(bound);
-        assert_eq!(BoundPort::new(any, 0, port).unwrap().1, port);
+        assert_eq!(at(Ipv4Addr::UNSPECIFIED, port).unwrap().1, port);
     }
 
     fn through(ip: &str, room: usize) -> (SocketAddr, Datagram, Vec<u8>) {
