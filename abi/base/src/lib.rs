@@ -11,4 +11,5 @@ pub mod preload_rules;
 pub mod private;
 pub mod raised_limit;
 pub mod sleep;
+pub mod sockaddr;
 pub mod socket_table;

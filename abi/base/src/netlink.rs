@@ -20,6 +20,14 @@ pub struct Message<'a> {
     pub payload: &'a [u8],
 }
 
+impl<'a> Message<'a> {
+    /// Returns the value of the first attribute of type `kind`, unless a malformed one precedes it.
+    pub fn attribute(&self, kind: u16) -> Option<&'a [u8]> {
+        let mut attributes = Attributes::new(self.payload).map_while(Result::ok);
+        attributes.find_map(|(other, value)| (other == kind).then_some(value))
+    }
+}
+
 /// The messages of a datagram, up to the first one that is cut short.
 #[derive(Clone, Debug)]
 pub struct Messages<'a>(&'a [u8]);
@@ -144,6 +152,7 @@ mod tests {
             assert_eq!((message.kind, message.sequence), (0x1234, 6));
             let attributes: Vec<_> = Attributes::new(message.payload).collect();
             assert_eq!(attributes, [Ok((7, &b"name\0"[..])), Ok((8, &[][..]))]);
+            assert_eq!((message.attribute(8), message.attribute(9)), (Some(&[][..]), None));
         }
         assert_eq!((messages.next(), messages.rest()), (None, &[][..]));
     }

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use base::netlink::{self, Attributes, MESSAGE_HEADER, Message, Messages};
+use base::netlink::{self, MESSAGE_HEADER, Message, Messages};
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
@@ -45,7 +45,7 @@ pub fn is_exclusive() -> bool {
 }
 
 fn shows_exclusive(reply: &[u8]) -> bool {
-    answer(reply).and_then(|answer| value(&answer, NETNS_MODE)?.first().copied()) == Some(0)
+    answer(reply).and_then(|answer| answer.attribute(NETNS_MODE)?.first().copied()) == Some(0)
 }
 
 /// Returns the kernel's index of the device with this name.
@@ -58,22 +58,15 @@ pub fn index_of(device: &str) -> Option<u32> {
                 return index;
             }
             if text(&message, DEV_NAME).as_deref() == Some(device) {
-                index =
-                    value(&message, DEV_INDEX).and_then(|value| value.first_chunk().copied()).map(u32::from_ne_bytes);
+                index = message.attribute(DEV_INDEX).and_then(|value| value.try_into().ok()).map(u32::from_ne_bytes);
             }
         }
     }
     index
 }
 
-/// Returns the value of an attribute.
-fn value<'a>(message: &Message<'a>, attribute: u16) -> Option<&'a [u8]> {
-    let mut attributes = Attributes::new(message.payload).map_while(Result::ok);
-    attributes.find_map(|(kind, value)| (kind == attribute).then_some(value))
-}
-
 fn text(message: &Message<'_>, attribute: u16) -> Option<String> {
-    CStr::from_bytes_until_nul(value(message, attribute)?).ok()?.to_str().ok().map(str::to_owned)
+    CStr::from_bytes_until_nul(message.attribute(attribute)?).ok()?.to_str().ok().map(str::to_owned)
 }
 
 /// Opens a netlink socket and sends a request. Returns the socket, or `None` if a call fails.

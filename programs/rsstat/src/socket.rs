@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::mem::offset_of;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 
 use base::socket_table as layout;
 use base::socket_table::{Counters, Entry, Header};
@@ -166,8 +166,6 @@ fn device_name(bytes: &[u8]) -> String {
     name.map(|&byte| if byte.is_ascii_graphic() { byte.into() } else { '?' }).collect()
 }
 
-const AF_INET: u16 = 2;
-const AF_INET6: u16 = 10;
 const AF_IB: u16 = 27;
 
 /// An address with its port.
@@ -184,20 +182,14 @@ pub enum Address {
 impl Address {
     /// Reads `sockaddr_in`, `sockaddr_in6` or `sockaddr_ib`.
     pub fn parse(bytes: &[u8]) -> Address {
-        let at = |offset: usize| bytes.get(offset..offset + 2)?.try_into().ok().map(u16::from_be_bytes);
-        let ip6 = || Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes.get(8..24)?).ok()?));
-        let family = bytes.get(..2).and_then(|family| family.try_into().ok()).map_or(0, u16::from_ne_bytes);
-        let address = match family {
-            AF_INET => (|| {
-                let ip = Ipv4Addr::from(<[u8; 4]>::try_from(bytes.get(4..8)?).ok()?);
-                Some(Address::Ip(SocketAddr::new(ip.into(), at(2)?)))
-            })(),
-            AF_INET6 => ip6().zip(at(2)).map(|(ip, port)| Address::Ip(SocketAddr::new(ip.into(), port))),
-            // The service ID is in network byte order, and ends with the port.
-            AF_IB => ip6().zip(at(30)).map(|(gid, port)| Address::Gid(gid, port)),
-            _ => None,
-        };
-        address.unwrap_or(Address::None)
+        if let Some(address) = base::sockaddr::parse(bytes) {
+            return Address::Ip(SocketAddr::new(address.ip(), address.port()));
+        }
+        let gid = || Some(Ipv6Addr::from(*bytes.get(8..)?.first_chunk::<16>()?));
+        // The service ID is in network byte order, and ends with the port.
+        let port = || Some(u16::from_be_bytes(*bytes.get(30..)?.first_chunk()?));
+        let is_ib = bytes.starts_with(&AF_IB.to_ne_bytes());
+        gid().zip(port()).filter(|_| is_ib).map_or(Address::None, |(gid, port)| Address::Gid(gid, port))
     }
 }
 
@@ -249,17 +241,24 @@ mod tests {
     #[test]
     fn addresses_of_each_family() {
         let show = |bytes: &[u8]| Address::parse(bytes).to_string();
-        let [low, high] = AF_INET.to_ne_bytes();
-        assert_eq!(show(&[low, high, 0x1b, 0x58, 10, 77, 1, 1]), "10.77.1.1:7000");
-        assert_eq!(show(&[low, high, 0x1b, 0x58, 0, 0, 0, 0]), "*:7000");
-        let mut ip6 = [0; 48];
-        ip6[..2].copy_from_slice(&AF_INET6.to_ne_bytes());
+        let of_family = |family: u16| {
+            let mut bytes = [0; layout::ADDRESS];
+            bytes[..2].copy_from_slice(&family.to_ne_bytes());
+            bytes
+        };
+        let mut ip4 = of_family(2);
+        ip4[2..8].copy_from_slice(&[0x1b, 0x58, 10, 77, 1, 1]);
+        assert_eq!(show(&ip4), "10.77.1.1:7000");
+        ip4[4..8].fill(0);
+        assert_eq!(show(&ip4), "*:7000");
+        let mut ip6 = of_family(10);
         (ip6[3], ip6[23]) = (80, 1);
         assert_eq!(show(&ip6), "[::1]:80");
-        let mut ib = [0; 48];
-        ib[..2].copy_from_slice(&AF_IB.to_ne_bytes());
+        (ip6[8], ip6[9], ip6[24]) = (0xfe, 0x80, 1);
+        assert_eq!(show(&ip6), "[fe80::1]:80", "without the scope");
+        let mut ib = of_family(AF_IB);
         (ib[8], ib[9], ib[23], ib[31]) = (0xfe, 0x80, 7, 9);
         assert_eq!(show(&ib), "gid[fe80::7]:9");
-        assert_eq!((show(&[]), show(&[0; 48]), show(&[low, high, 1])), ("-".into(), "-".into(), "-".into()));
+        assert_eq!((show(&[]), show(&[0; 48]), show(&ip4[..15])), ("-".into(), "-".into(), "-".into()));
     }
 }

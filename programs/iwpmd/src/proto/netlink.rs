@@ -2,9 +2,10 @@
 //! module alone parses and emits them. The header of a malformed message is returned, so that the
 //! request can be rejected.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::SocketAddr;
 
-use base::netlink::{self, MESSAGE_HEADER, Message, Messages};
+use base::netlink::{self, Attributes, MESSAGE_HEADER, Message, Messages};
+use base::sockaddr;
 
 use super::uapi::*;
 
@@ -21,8 +22,6 @@ const OWN_TYPES: u16 = 16;
 const ADDRESS_SIZE: usize = 128;
 /// Maximum size of a name, including its NUL.
 const MAX_NAME: usize = 64;
-/// One more than the highest attribute number in a message.
-const MAX_ATTRIBUTES: usize = IWPM_NLA_RQUERY_MAPPING_MAX;
 
 /// Error codes of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +136,7 @@ fn read(message: Message<'_>) -> Option<Incoming<'_>> {
         return None;
     }
     let header = Header { client: (kind >> 10) as u8, op: kind & 0x3ff, seq: message.sequence };
-    Some(match Attributes::read(payload).and_then(|attributes| attributes.message(header.op)) {
+    Some(match parse(&message, header.op) {
         Some(message) => Incoming::Message(header, message),
         None => Incoming::Malformed(header),
     })
@@ -148,94 +147,46 @@ pub fn is_hello(message: &[u8]) -> bool {
     message.get(4..6).is_some_and(|kind| u16::from_ne_bytes([kind[0], kind[1]]) & 0x3ff == RDMA_NL_IWPM_HELLO)
 }
 
-/// The attributes of a message by number. Unknown attributes are ignored.
-struct Attributes<'a>([Option<&'a [u8]>; MAX_ATTRIBUTES]);
-
-impl<'a> Attributes<'a> {
-    fn read(payload: &'a [u8]) -> Option<Attributes<'a>> {
-        let mut found = Attributes([None; MAX_ATTRIBUTES]);
-        for attribute in netlink::Attributes::new(payload) {
-            let (kind, value) = attribute.ok()?;
-            if let Some(slot) = found.0.get_mut(usize::from(kind)) {
-                *slot = Some(value);
-            }
-        }
-        Some(found)
+/// Parses a message of operation `op`. Unknown attributes are ignored.
+fn parse(message: &Message<'_>, op: u16) -> Option<KernelMessage> {
+    if Attributes::new(message.payload).any(|attribute| attribute.is_err()) {
+        return None;
     }
-
-    fn message(&self, op: u16) -> Option<KernelMessage> {
-        Some(match op {
-            RDMA_NL_IWPM_HELLO => KernelMessage::Hello(self.u16(IWPM_NLA_HELLO_ABI_VERSION)?),
-            RDMA_NL_IWPM_REG_PID => KernelMessage::Register {
-                interface: self.text(IWPM_NLA_REG_IF_NAME)?,
-                device: self.text(IWPM_NLA_REG_IBDEV_NAME)?,
-                library: self.text(IWPM_NLA_REG_ULIB_NAME)?,
-            },
-            RDMA_NL_IWPM_ADD_MAPPING => KernelMessage::Add {
-                local: self.address(IWPM_NLA_MANAGE_ADDR)?,
-                flags: self.flags(IWPM_NLA_MANAGE_FLAGS)?,
-            },
-            RDMA_NL_IWPM_QUERY_MAPPING => KernelMessage::Query {
-                local: self.address(IWPM_NLA_QUERY_LOCAL_ADDR)?,
-                remote: self.address(IWPM_NLA_QUERY_REMOTE_ADDR)?,
-                flags: self.flags(IWPM_NLA_QUERY_FLAGS)?,
-            },
-            RDMA_NL_IWPM_REMOVE_MAPPING => KernelMessage::Remove(self.address(IWPM_NLA_MANAGE_ADDR)?),
-            RDMA_NL_IWPM_MAPINFO => KernelMessage::MapInfo {
-                local: self.address(IWPM_NLA_MAPINFO_LOCAL_ADDR)?,
-                mapped: self.address(IWPM_NLA_MAPINFO_MAPPED_ADDR)?,
-                flags: self.flags(IWPM_NLA_MAPINFO_FLAGS)?,
-            },
-            RDMA_NL_IWPM_MAPINFO_NUM => KernelMessage::MapInfoNumber(self.u32(IWPM_NLA_MAPINFO_SEND_NUM)?),
-            RDMA_NL_IWPM_HANDLE_ERR => KernelMessage::Error(self.u16(IWPM_NLA_ERR_CODE)?),
-            _ => return None,
-        })
-    }
-
-    fn get(&self, kind: u16) -> Option<&'a [u8]> {
-        self.0.get(usize::from(kind)).copied().flatten()
-    }
-
-    fn u16(&self, kind: u16) -> Option<u16> {
-        self.get(kind)?.try_into().ok().map(u16::from_ne_bytes)
-    }
-
-    fn u32(&self, kind: u16) -> Option<u32> {
-        self.get(kind)?.try_into().ok().map(u32::from_ne_bytes)
-    }
-
-    /// Returns the flags: 0 if missing, as in protocol version 3; `None` if malformed.
-    fn flags(&self, kind: u16) -> Option<u32> {
-        if self.get(kind).is_none() { Some(0) } else { self.u32(kind) }
-    }
-
-    /// Returns a string, which may have a terminating NUL; `None` if it is empty or too long.
-    fn text(&self, kind: u16) -> Option<Vec<u8>> {
-        let text = self.get(kind)?.split(|&byte| byte == 0).next()?;
+    let u16 = |kind| message.attribute(kind)?.try_into().ok().map(u16::from_ne_bytes);
+    let u32 = |kind| message.attribute(kind)?.try_into().ok().map(u32::from_ne_bytes);
+    // Missing in protocol version 3.
+    let flags = |kind| if message.attribute(kind).is_none() { Some(0) } else { u32(kind) };
+    let address = |kind| sockaddr::parse(message.attribute(kind)?);
+    // A string, which may have a terminating NUL.
+    let text = |kind| {
+        let text = message.attribute(kind)?.split(|&byte| byte == 0).next()?;
         (!text.is_empty() && text.len() < MAX_NAME).then(|| text.to_vec())
-    }
-
-    fn address(&self, kind: u16) -> Option<SocketAddr> {
-        parse_address(self.get(kind)?)
-    }
-}
-
-/// Parses a `sockaddr_in` or `sockaddr_in6`.
-fn parse_address(bytes: &[u8]) -> Option<SocketAddr> {
-    let family = u16::from_ne_bytes(*bytes.first_chunk()?);
-    let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
-    match i32::from(family) {
-        libc::AF_INET if bytes.len() >= size_of::<libc::sockaddr_in>() => {
-            let ip: [u8; 4] = *bytes.get(4..)?.first_chunk()?;
-            Some(SocketAddrV4::new(Ipv4Addr::from(ip), port).into())
+    };
+    Some(match op {
+        RDMA_NL_IWPM_HELLO => KernelMessage::Hello(u16(IWPM_NLA_HELLO_ABI_VERSION)?),
+        RDMA_NL_IWPM_REG_PID => KernelMessage::Register {
+            interface: text(IWPM_NLA_REG_IF_NAME)?,
+            device: text(IWPM_NLA_REG_IBDEV_NAME)?,
+            library: text(IWPM_NLA_REG_ULIB_NAME)?,
+        },
+        RDMA_NL_IWPM_ADD_MAPPING => {
+            KernelMessage::Add { local: address(IWPM_NLA_MANAGE_ADDR)?, flags: flags(IWPM_NLA_MANAGE_FLAGS)? }
         }
-        libc::AF_INET6 => {
-            let ip: [u8; 16] = *bytes.get(8..)?.first_chunk()?;
-            let scope = u32::from_ne_bytes(*bytes.get(24..)?.first_chunk()?);
-            Some(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope).into())
-        }
-        _ => None,
-    }
+        RDMA_NL_IWPM_QUERY_MAPPING => KernelMessage::Query {
+            local: address(IWPM_NLA_QUERY_LOCAL_ADDR)?,
+            remote: address(IWPM_NLA_QUERY_REMOTE_ADDR)?,
+            flags: flags(IWPM_NLA_QUERY_FLAGS)?,
+        },
+        RDMA_NL_IWPM_REMOVE_MAPPING => KernelMessage::Remove(address(IWPM_NLA_MANAGE_ADDR)?),
+        RDMA_NL_IWPM_MAPINFO => KernelMessage::MapInfo {
+            local: address(IWPM_NLA_MAPINFO_LOCAL_ADDR)?,
+            mapped: address(IWPM_NLA_MAPINFO_MAPPED_ADDR)?,
+            flags: flags(IWPM_NLA_MAPINFO_FLAGS)?,
+        },
+        RDMA_NL_IWPM_MAPINFO_NUM => KernelMessage::MapInfoNumber(u32(IWPM_NLA_MAPINFO_SEND_NUM)?),
+        RDMA_NL_IWPM_HANDLE_ERR => KernelMessage::Error(u16(IWPM_NLA_ERR_CODE)?),
+        _ => return None,
+    })
 }
 
 fn emit_address(address: &SocketAddr) -> [u8; ADDRESS_SIZE] {

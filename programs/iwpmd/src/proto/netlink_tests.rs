@@ -1,3 +1,5 @@
+use std::net::{SocketAddrV4, SocketAddrV6};
+
 use proptest::prelude::*;
 
 use super::*;

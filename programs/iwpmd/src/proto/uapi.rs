@@ -27,7 +27,6 @@ pub const IWPM_NLA_MANAGE_FLAGS: u16 = 3;
 pub const IWPM_NLA_QUERY_LOCAL_ADDR: u16 = 2;
 pub const IWPM_NLA_QUERY_REMOTE_ADDR: u16 = 3;
 pub const IWPM_NLA_QUERY_FLAGS: u16 = 4;
-pub const IWPM_NLA_RQUERY_MAPPING_MAX: usize = 7;
 pub const IWPM_NLA_MAPINFO_LOCAL_ADDR: u16 = 1;
 pub const IWPM_NLA_MAPINFO_MAPPED_ADDR: u16 = 2;
 pub const IWPM_NLA_MAPINFO_FLAGS: u16 = 3;
