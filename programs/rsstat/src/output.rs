@@ -43,7 +43,7 @@ fn line(out: &mut impl Write, socket: &Socket) -> io::Result<()> {
         out,
         "{:<7} {:<4} {:>9} {:>9} {:>7}  {:<28} {:<28} {:<10} {:>4} {}/{}",
         socket.state.name(),
-        socket.way.name(),
+        socket.way(),
         number(socket.receive_queue),
         number(socket.send_queue),
         number(credits.map(|details| details.credits)),
@@ -112,7 +112,7 @@ fn object(socket: &Socket) -> Value {
         "command": socket.command,
         "fd": socket.fd,
         "state": socket.state.name(),
-        "way": socket.way.name(),
+        "way": socket.way(),
         "local": address(&socket.local),
         "peer": address(&socket.peer),
         "receive_queue": socket.receive_queue,
@@ -145,8 +145,6 @@ fn address(address: &Address) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::socket::Way;
-
     #[test]
     fn null_stands_for_what_there_is_not() {
         let details = Details { device: "rxe0".into(), port: 1, backlog: 8, ..Details::default() };
@@ -155,7 +153,6 @@ mod tests {
             command: "x".into(),
             fd: 3,
             state: State::Listening,
-            way: Way::Rdma,
             local: Address::Ip("0.0.0.0:80".parse().unwrap()),
             peer: Address::None,
             receive_queue: None,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use base::socket_table::{Entry, Header, NAME};
 
-use crate::socket::{Socket, Table};
+use crate::socket::{Socket, parse_header};
 
 #[derive(Debug)]
 pub struct Process {
@@ -66,12 +66,11 @@ impl Process {
         let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(format!("fd/{fd}")))?;
         let mut header = [0; size_of::<Header>()];
         file.read_exact_at(&mut header, 0)?;
-        let Some(table) = Table::parse(&header) else { return Ok(()) };
         // A child of fork(2) inherits its parent's table until it executes another program.
-        if self.own_pid() != Some(table.pid) {
+        let Some((_, entries)) = parse_header(&header).filter(|(pid, _)| self.own_pid() == Some(*pid)) else {
             return Ok(());
-        }
-        let mut bytes = vec![0; table.entries * size_of::<Entry>()];
+        };
+        let mut bytes = vec![0; entries * size_of::<Entry>()];
         file.read_exact_at(&mut bytes, size_of::<Header>() as u64)?;
         let entries = bytes.chunks_exact(size_of::<Entry>());
         sockets.extend(entries.filter_map(|entry| Socket::parse(entry, self.pid, &self.command)));

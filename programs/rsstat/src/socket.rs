@@ -30,23 +30,6 @@ impl State {
     }
 }
 
-/// The transport of the data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    Rdma,
-    Tcp,
-}
-
-impl Way {
-    /// Returns the name in the output.
-    pub fn name(self) -> &'static str {
-        match self {
-            Way::Rdma => "RDMA",
-            Way::Tcp => "TCP",
-        }
-    }
-}
-
 /// A socket of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Socket {
@@ -54,7 +37,6 @@ pub struct Socket {
     pub command: String,
     pub fd: i32,
     pub state: State,
-    pub way: Way,
     pub local: Address,
     pub peer: Address,
     /// Bytes that have arrived and that the program has not read; `None` for a listener, and for a
@@ -62,7 +44,7 @@ pub struct Socket {
     pub receive_queue: Option<u64>,
     /// Bytes that were sent and not acknowledged, as far as they are known; `None` for a listener.
     pub send_queue: Option<u64>,
-    /// Numbers that only rsockets have.
+    /// Numbers that only rsockets have; `None` for a TCP socket.
     pub details: Option<Details>,
     /// What the kernel reports about a TCP connection.
     pub tcp: Option<sock_diag::Counters>,
@@ -85,15 +67,6 @@ pub struct Details {
     pub receive_buffer: u32,
 }
 
-/// The contents of a table's header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Table {
-    /// PID of the process in its own PID namespace.
-    pub pid: u32,
-    /// Number of entries to read.
-    pub entries: usize,
-}
-
 pub(crate) fn word(bytes: &[u8], offset: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?))
 }
@@ -102,18 +75,22 @@ pub(crate) fn double(bytes: &[u8], offset: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?))
 }
 
-impl Table {
-    /// Reads the header. Returns `None` if the file is no table, or has a layout that this program
-    /// does not know.
-    pub fn parse(bytes: &[u8]) -> Option<Table> {
-        let known = double(bytes, offset_of!(Header, magic))? == layout::MAGIC
-            && word(bytes, offset_of!(Header, version))? == layout::VERSION;
-        let entries = (word(bytes, offset_of!(Header, end))? as usize).min(layout::ENTRIES);
-        known.then_some(Table { pid: word(bytes, offset_of!(Header, pid))?, entries })
-    }
+/// Reads the header of a table. Returns the PID of the process in its own PID namespace, and the
+/// number of entries to read. Returns `None` if the file is no table, or has a layout that this
+/// program does not know.
+pub fn parse_header(bytes: &[u8]) -> Option<(u32, usize)> {
+    let known = double(bytes, offset_of!(Header, magic))? == layout::MAGIC
+        && word(bytes, offset_of!(Header, version))? == layout::VERSION;
+    let entries = (word(bytes, offset_of!(Header, end))? as usize).min(layout::ENTRIES);
+    known.then_some((word(bytes, offset_of!(Header, pid))?, entries))
 }
 
 impl Socket {
+    /// Returns the name of the transport in the output.
+    pub fn way(&self) -> &'static str {
+        if self.details.is_some() { "RDMA" } else { "TCP" }
+    }
+
     /// Reads an entry of the process `pid`. Returns `None` if the entry is unused or too short.
     pub fn parse(bytes: &[u8], pid: u32, command: &str) -> Option<Socket> {
         let state = match word(bytes, offset_of!(Entry, state))? {
@@ -136,7 +113,6 @@ impl Socket {
             command: command.to_owned(),
             fd: word(bytes, offset_of!(Entry, fd))?.cast_signed(),
             state,
-            way: Way::Rdma,
             local: address(offset_of!(Entry, local))?,
             peer: address(offset_of!(Entry, peer))?,
             receive_queue: Some(unread).filter(|_| is_stream),
@@ -230,12 +206,12 @@ mod tests {
     #[test]
     fn only_tables_of_this_layout_are_read() {
         let mut bytes = [0xff; size_of::<Header>()];
-        assert_eq!(Table::parse(&bytes), None);
+        assert_eq!(parse_header(&bytes), None);
         bytes[..8].copy_from_slice(&layout::MAGIC.to_ne_bytes());
-        assert_eq!(Table::parse(&bytes), None);
+        assert_eq!(parse_header(&bytes), None);
         bytes[8..12].copy_from_slice(&layout::VERSION.to_ne_bytes());
         bytes[12..16].copy_from_slice(&5_u32.to_ne_bytes());
-        assert_eq!(Table::parse(&bytes), Some(Table { pid: 5, entries: layout::ENTRIES }), "no more than there are");
+        assert_eq!(parse_header(&bytes), Some((5, layout::ENTRIES)), "no more than there are");
     }
 
     #[test]

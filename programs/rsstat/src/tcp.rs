@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::process::Process;
 use crate::sock_diag::Namespace;
-use crate::socket::{Address, Socket, State, Way};
+use crate::socket::{Address, Socket, State};
 
 /// A line of /proc/net/tcp.
 #[derive(Debug, PartialEq, Eq)]
@@ -48,7 +48,6 @@ pub fn add_sockets(
             command: process.command.clone(),
             fd,
             state: line.state,
-            way: Way::Tcp,
             local: Address::Ip(line.local),
             peer: Address::Ip(line.peer),
             // For a listener these are numbers of connections.
@@ -110,19 +109,16 @@ fn parse(line: &str) -> Option<Line> {
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    let words: Option<Vec<u8>> = (0..ip.len())
-        .step_by(8)
-        .map(|start| u32::from_str_radix(ip.get(start..start + 8)?, 16).ok())
-        .try_fold(Vec::new(), |mut bytes, word| {
-            bytes.extend(word?.to_ne_bytes());
-            Some(bytes)
-        });
-    let bytes = words?;
-    if let Ok(bytes) = <[u8; 4]>::try_from(bytes.as_slice()) {
-        return Some(SocketAddr::new(Ipv4Addr::from(bytes).into(), port));
-    }
-    let bytes = <[u8; 16]>::try_from(bytes.as_slice()).ok()?;
-    Some(SocketAddr::new(Ipv6Addr::from(bytes).to_canonical(), port))
+    let word = |start: usize| u32::from_str_radix(ip.get(start..start + 8)?, 16).ok().map(u32::to_ne_bytes);
+    let ip = match ip.len() {
+        8 => Ipv4Addr::from(word(0)?).into(),
+        32 => {
+            let words = [word(0)?, word(8)?, word(16)?, word(24)?];
+            Ipv6Addr::from(*words.as_flattened().first_chunk::<16>()?).to_canonical()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
 }
 
 #[cfg(test)]
