@@ -40,60 +40,47 @@ fn rsocket(report: &mut Report) {
         return report
             .ok(Check::Configuration, format!("{RSOCKET} does not exist: rsockets use their built-in defaults"));
     }
-    let mut valid = true;
+    let before = report.len();
     for name in entries(RSOCKET) {
         let path = format!("{RSOCKET}/{name}");
+        let is_known = FILES.contains(&name.as_str()) || [PRELOAD_CONFIG, AUTO_CONFIG].contains(&name.as_str());
         match fs::read_to_string(&path) {
-            Ok(text) if name == PRELOAD_CONFIG => {
-                valid &= ignored(report, &path, preload_rules::problems(text.as_bytes()));
-            }
+            Ok(text) if name == PRELOAD_CONFIG => ignored(report, &path, preload_rules::problems(text.as_bytes())),
             Ok(text) if name == AUTO_CONFIG => {
-                valid &= ignored(report, &path, auto_config::Config(text.as_bytes()).problems());
+                ignored(report, &path, auto_config::Config(text.as_bytes()).problems());
             }
-            _ if !FILES.contains(&name.as_str()) && ![PRELOAD_CONFIG, AUTO_CONFIG].contains(&name.as_str()) => {
-                valid = false;
-                report.warning(
-                    Warning::ConfigurationUnknownSetting,
-                    format!("{path} is no setting of rsockets"),
-                    "see rsocket(7) for the names",
-                );
-            }
+            _ if !is_known => report.warning(
+                Warning::ConfigurationUnknownSetting,
+                format!("{path} is no setting of rsockets"),
+                "see rsocket(7) for the names",
+            ),
             Ok(text) if text.split_whitespace().next().is_some_and(|word| word.parse::<u32>().is_ok()) => {}
-            Ok(_) => {
-                valid = false;
-                report.warning(
-                    Warning::ConfigurationNotANumber,
-                    format!("{path} does not begin with a number: it is ignored"),
-                    "see rsocket(7)",
-                );
-            }
-            Err(error) => {
-                valid = false;
-                report.warning(
-                    Warning::ConfigurationUnreadable,
-                    format!("{path} cannot be read: {error}"),
-                    "make it readable for everybody",
-                );
-            }
+            Ok(_) => report.warning(
+                Warning::ConfigurationNotANumber,
+                format!("{path} does not begin with a number: it is ignored"),
+                "see rsocket(7)",
+            ),
+            Err(error) => report.warning(
+                Warning::ConfigurationUnreadable,
+                format!("{path} cannot be read: {error}"),
+                "make it readable for everybody",
+            ),
         }
     }
-    if valid {
+    if report.len() == before {
         report.ok(Check::Configuration, format!("the files of {RSOCKET} are correct"));
     }
 }
 
-/// Reports the lines of a file that have no effect. Returns whether there are none.
-fn ignored<P: Display>(report: &mut Report, path: &str, problems: impl Iterator<Item = (usize, P)>) -> bool {
-    let mut valid = true;
+/// Reports the lines of a file that have no effect.
+fn ignored<P: Display>(report: &mut Report, path: &str, problems: impl Iterator<Item = (usize, P)>) {
     for (number, problem) in problems {
-        valid = false;
         report.warning(
             Warning::ConfigurationIgnoredLine,
             format!("{path}, line {number}: {problem}: it is ignored"),
             "see librspreload(7)",
         );
     }
-    valid
 }
 
 /// Reports variables that affect programs started from this environment.
@@ -116,13 +103,18 @@ mod tests {
     #[test]
     fn lines_of_librspreload_are_checked() {
         let mut report = Report::default();
-        let mut automatic =
-            |text: &str| ignored(&mut report, "auto_config", auto_config::Config(text.as_bytes()).problems());
-        assert!(automatic("# nothing\ntcp ssh *\n"));
-        assert!(!automatic("mode auto\nmode fast\n"));
-        let mut rules = |text: &str| ignored(&mut report, "preload_config", preload_rules::problems(text.as_bytes()));
-        assert!(rules("nc INET STREAM *\n"));
-        assert!(!rules("nc INET STREM *\n"));
+        let mut automatic = |text: &str| {
+            let before = report.len();
+            ignored(&mut report, "auto_config", auto_config::Config(text.as_bytes()).problems());
+            report.len() == before
+        };
+        assert!(automatic("# nothing\ntcp ssh *\n") && !automatic("mode auto\nmode fast\n"));
+        let mut rules = |text: &str| {
+            let before = report.len();
+            ignored(&mut report, "preload_config", preload_rules::problems(text.as_bytes()));
+            report.len() == before
+        };
+        assert!(rules("nc INET STREAM *\n") && !rules("nc INET STREM *\n"));
     }
 
     /// rsocket(7) lists the files as `.It Pa NAME`.

@@ -2,15 +2,20 @@
 //! and whether its configuration is correct. ibacm is optional: without it the paths of InfiniBand
 //! come from the subnet administrator.
 
+use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
-use std::{fs, thread};
 
 use base::ibacm::{HEADER_LEN, Header, PATH_DGID, PATH_RECORD_LEN, PATH_SGID, Request, TYPE_PATH};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::ReceiveTimeout;
+use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::codes::{Check, Warning};
 use crate::devices::{CLASS, Port, read};
@@ -85,11 +90,8 @@ fn reach(ports: &[Port], report: &mut Report) {
         );
     }
     let number = port.and_then(Result::ok);
-    let (place, answer) = match number {
-        Some(number) => (format!("port {number} of {PORT_FILE}"), connect(Some(number))),
-        None => (SOCKET.to_owned(), connect(None)),
-    };
-    let error = match answer {
+    let place = number.map_or_else(|| SOCKET.to_owned(), |number| format!("port {number} of {PORT_FILE}"));
+    let error = match within(move || open(number)) {
         Ok(stream) => {
             report.ok(Check::Ibacm, format!("ibacm listens at {place}"));
             return paths(ports, stream, report);
@@ -116,9 +118,9 @@ fn reach(ports: &[Port], report: &mut Report) {
 }
 
 /// Asks for the path of each InfiniBand port to itself.
-fn paths(ports: &[Port], mut stream: Box<dyn Stream>, report: &mut Report) {
+fn paths(ports: &[Port], mut stream: File, report: &mut Report) {
     for port in ports.iter().filter(|port| port.active && port.is_infiniband()) {
-        let Some(status) = path_status(&mut *stream, port) else {
+        let Some(status) = path_status(&mut stream, port) else {
             return report.warning(
                 Warning::IbacmSilent,
                 "ibacm does not answer",
@@ -137,10 +139,6 @@ fn paths(ports: &[Port], mut stream: Box<dyn Stream>, report: &mut Report) {
         }
         report.about(None);
     }
-}
-
-fn connect(number: Option<u16>) -> Result<Box<dyn Stream>, Error> {
-    within(move || open(number, SOCKET))
 }
 
 /// Runs `connect` in a thread, because it blocks if a daemon does not accept and its listen queue
@@ -228,29 +226,22 @@ fn addresses(text: &str, exists: impl Fn(&str, u32) -> bool, report: &mut Report
     }
 }
 
-/// How long an answer may take: ibacm may query the fabric, and gives up after six seconds.
-const ANSWER_TIME: Duration = Duration::from_secs(8);
-
-/// A connection to ibacm.
-trait Stream: Read + Write + Send {}
-
-impl<T: Read + Write + Send> Stream for T {}
+/// How many seconds an answer may take: ibacm may query the fabric, and gives up after six seconds.
+const ANSWER_TIME: i64 = 8;
 
 /// Connects to ibacm's TCP port `number`, or without a number to its Unix socket.
-fn open(number: Option<u16>, socket: &str) -> Result<Box<dyn Stream>, Error> {
-    if let Some(number) = number {
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, number))?;
-        stream.set_read_timeout(Some(ANSWER_TIME))?;
-        return Ok(Box::new(stream));
-    }
-    let stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(ANSWER_TIME))?;
-    Ok(Box::new(stream))
+fn open(number: Option<u16>) -> Result<File, Error> {
+    let socket: OwnedFd = match number {
+        Some(number) => TcpStream::connect((Ipv4Addr::LOCALHOST, number))?.into(),
+        None => UnixStream::connect(SOCKET)?.into(),
+    };
+    setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(ANSWER_TIME))?;
+    Ok(File::from(socket))
 }
 
 /// Asks for the path of a port to itself. Returns the status of the answer; `None` if no answer
 /// arrives or the library would reject the answer.
-fn path_status(stream: &mut dyn Stream, port: &Port) -> Option<u8> {
+fn path_status(stream: &mut File, port: &Port) -> Option<u8> {
     let mut head = [0; HEADER_LEN];
     stream.write_all(request(&gid(port)).as_bytes()).ok()?;
     stream.read_exact(&mut head).ok()?;
@@ -260,8 +251,8 @@ fn path_status(stream: &mut dyn Stream, port: &Port) -> Option<u8> {
 }
 
 fn gid(port: &Port) -> [u8; 16] {
-    let text = fs::read_to_string(format!("{CLASS}/{}/gids/0", port.path())).unwrap_or_default();
-    text.trim().parse::<Ipv6Addr>().unwrap_or(Ipv6Addr::UNSPECIFIED).octets()
+    let gid = read(&format!("{CLASS}/{}/gids/0", port.path())).and_then(|text| text.parse().ok());
+    gid.unwrap_or(Ipv6Addr::UNSPECIFIED).octets()
 }
 
 /// Returns a request with a path record that has the GID as its source and its destination.

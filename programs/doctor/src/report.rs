@@ -169,6 +169,11 @@ impl Report {
         self.findings.iter().find(is_cause).map(|finding| finding.text.as_str())
     }
 
+    /// Returns the number of findings.
+    pub fn len(&self) -> usize {
+        self.findings.len()
+    }
+
     /// Returns the worst state of all findings.
     pub fn worst(&self) -> State {
         self.findings.iter().map(|finding| finding.state).max().unwrap_or(State::NotApplicable)
