@@ -50,11 +50,8 @@ impl Library {
     }
 
     fn has_version(self, name: &CStr, version: &CStr) -> bool {
-        unsafe extern "C" {
-            fn dlvsym(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void;
-        }
         // SAFETY: the handle is that of a loaded library, and the names are C strings.
-        !unsafe { dlvsym(self.0.as_ptr(), name.as_ptr(), version.as_ptr()) }.is_null()
+        !unsafe { libc::dlvsym(self.0.as_ptr(), name.as_ptr(), version.as_ptr()) }.is_null()
     }
 
     /// Returns the file that defines a function of the library.
@@ -70,6 +67,40 @@ impl Library {
         }
     }
 }
+
+/// Defines a structure of functions that are looked up in a library by their names:
+/// `functions!(Name { function(argument types) -> result; … })`.
+macro_rules! functions {
+    ($type:ident { $($name:ident($($argument:ty),*) -> $result:ty;)* }) => {
+        #[derive(Clone, Copy)]
+        struct $type {
+            $($name: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl $type {
+            /// Looks up the functions. Fails with the name of the first one that is missing.
+            ///
+            /// # Safety
+            /// The library's functions have these types.
+            unsafe fn load(library: $crate::library::Library) -> Result<$type, String> {
+                Ok($type {
+                    $($name: {
+                        let name = concat!(stringify!($name), "\0");
+                        let name = std::ffi::CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
+                        let symbol = library.symbol(name).ok_or(concat!("there is no ", stringify!($name)))?;
+                        // SAFETY: the function has this type: guaranteed by the caller.
+                        unsafe {
+                            std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>,
+                                unsafe extern "C" fn($($argument),*) -> $result>(symbol)
+                        }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+pub(crate) use functions;
 
 /// Checks both libraries; `path` replaces the librdmacm that programs load. Returns the file of
 /// librdmacm, or `None` if it cannot be used.
@@ -145,29 +176,27 @@ fn check_verbs(ports: &[Port], report: &mut Report) {
     }
 }
 
+functions!(DeviceList {
+    ibv_get_device_list(*mut c_int) -> *mut *mut c_void;
+    ibv_free_device_list(*mut *mut c_void) -> ();
+    ibv_get_device_name(*mut c_void) -> *const c_char;
+});
+
 /// Returns the names of the devices that libibverbs finds.
 fn device_names(library: Library) -> Vec<String> {
-    type GetList = unsafe extern "C" fn(*mut c_int) -> *mut *mut c_void;
-    type FreeList = unsafe extern "C" fn(*mut *mut c_void);
-    type GetName = unsafe extern "C" fn(*mut c_void) -> *const c_char;
-    let symbols = [c"ibv_get_device_list", c"ibv_free_device_list", c"ibv_get_device_name"];
-    let [Some(list), Some(free), Some(name)] = symbols.map(|symbol| library.symbol(symbol)) else { return Vec::new() };
     // SAFETY: the functions have the types that infiniband/verbs.h declares; the list has `count`
     // devices, and is freed after its last use.
     unsafe {
-        let get_list = std::mem::transmute::<NonNull<c_void>, GetList>(list);
-        let free_list = std::mem::transmute::<NonNull<c_void>, FreeList>(free);
-        let get_name = std::mem::transmute::<NonNull<c_void>, GetName>(name);
+        let Ok(calls) = DeviceList::load(library) else { return Vec::new() };
         let mut count = 0;
-        let list = get_list(&raw mut count);
+        let list = (calls.ibv_get_device_list)(&raw mut count);
         if list.is_null() {
             return Vec::new();
         }
-        let count = usize::try_from(count).unwrap_or(0);
-        let devices = std::slice::from_raw_parts(list, count);
-        let found =
-            devices.iter().map(|device| CStr::from_ptr(get_name(*device)).to_string_lossy().into_owned()).collect();
-        free_list(list);
+        let devices = std::slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0));
+        let name = |device: &*mut c_void| CStr::from_ptr((calls.ibv_get_device_name)(*device));
+        let found = devices.iter().map(|device| name(device).to_string_lossy().into_owned()).collect();
+        (calls.ibv_free_device_list)(list);
         found
     }
 }

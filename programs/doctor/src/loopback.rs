@@ -19,26 +19,9 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between two checks whether the child process has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The interface that makes a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Rdma,
-    Rsockets,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Kind::Rdma => "rdma",
-            Kind::Rsockets => "rsockets",
-        }
-    }
-
-    /// Returns the kind with this name.
-    pub fn from_name(name: &str) -> Option<Kind> {
-        [Kind::Rdma, Kind::Rsockets].into_iter().find(|kind| kind.name() == name)
-    }
-}
+/// The interfaces that make a connection, by name. rsockets are built on ids, and come after them.
+const KINDS: [(&str, fn(Library, IpAddr) -> Result<(), String>); 2] =
+    [("rdma", rdma::connect), ("rsockets", rsockets::connect)];
 
 /// Tries each usable port with its first IPv4 and its first IPv6 address. All addresses are tried
 /// at the same time, so that several time-outs take no longer than one. A port with a reported
@@ -82,7 +65,7 @@ fn run_all(tries: &[(&Port, IpAddr)], library: &Path, report: &mut Report) {
         for (port, address, thread) in tries.iter().map(start).collect::<Vec<_>>() {
             report.about(Some(&port.name));
             for (kind, result) in thread.join().unwrap_or_default() {
-                let what = format!("{} ({}) to ", port.name, kind.name());
+                let what = format!("{} ({kind}) to ", port.name);
                 let Err(message) = result else {
                     report.ok(Check::Connection, format!("{what}{address}: connected, sent a message, closed"));
                     continue;
@@ -105,19 +88,22 @@ fn run_all(tries: &[(&Port, IpAddr)], library: &Path, report: &mut Report) {
     report.about(None);
 }
 
-/// Connects with ids, and if that succeeds with rsockets, which are built on ids. Returns the
-/// result of each kind that was tried.
-fn attempts(address: IpAddr, library: &Path) -> Vec<(Kind, Result<(), String>)> {
-    let ids = in_process(Kind::Rdma, address, library);
-    let rsockets = ids.is_ok().then(|| (Kind::Rsockets, in_process(Kind::Rsockets, address, library)));
-    [(Kind::Rdma, ids)].into_iter().chain(rsockets).collect()
+/// Connects by each kind until one fails. Returns the result of each kind that was tried.
+fn attempts(address: IpAddr, library: &Path) -> Vec<(&'static str, Result<(), String>)> {
+    let mut results: Vec<(&str, Result<(), String>)> = Vec::new();
+    for (kind, _) in KINDS {
+        if results.iter().all(|(_, result)| result.is_ok()) {
+            results.push((kind, in_process(kind, address, library)));
+        }
+    }
+    results
 }
 
 /// Makes a connection in a child process. Fails with the child's message or exit status.
-fn in_process(kind: Kind, address: IpAddr, library: &Path) -> Result<(), String> {
+fn in_process(kind: &str, address: IpAddr, library: &Path) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut child = Command::new(program)
-        .args(["--try", kind.name(), &address.to_string()])
+        .args(["--try", kind, &address.to_string()])
         .arg(library)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -154,12 +140,9 @@ fn wait(child: &mut Child) -> Result<ExitStatus, String> {
 }
 
 /// Makes a connection in this process, which `in_process` has started. Prints an error message.
-pub fn run(kind: Kind, address: IpAddr, library: &Path) -> ExitCode {
-    let result = Library::open(library).and_then(|library| match kind {
-        Kind::Rdma => rdma::connect(library, address),
-        Kind::Rsockets => rsockets::connect(library, address),
-    });
-    match result {
+pub fn run(kind: &str, address: IpAddr, library: &Path) -> ExitCode {
+    let found = KINDS.iter().find(|(name, _)| *name == kind).ok_or_else(|| "unknown kind".to_owned());
+    match found.and_then(|(_, connect)| connect(Library::open(library)?, address)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             println!("{message}");
@@ -167,40 +150,6 @@ pub fn run(kind: Kind, address: IpAddr, library: &Path) -> ExitCode {
         }
     }
 }
-
-/// Defines a structure of functions that are looked up in a library by their names:
-/// `functions!(Name { function(argument types) -> result; … })`.
-macro_rules! functions {
-    ($type:ident { $($name:ident($($argument:ty),*) -> $result:ty;)* }) => {
-        #[derive(Clone, Copy)]
-        struct $type {
-            $($name: unsafe extern "C" fn($($argument),*) -> $result,)*
-        }
-
-        impl $type {
-            /// Looks up the functions. Fails with the name of the first one that is missing.
-            ///
-            /// # Safety
-            /// The library's functions have these types.
-            unsafe fn load(library: $crate::library::Library) -> Result<$type, String> {
-                Ok($type {
-                    $($name: {
-                        let name = concat!(stringify!($name), "\0");
-                        let name = std::ffi::CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
-                        let symbol = library.symbol(name).ok_or(concat!("there is no ", stringify!($name)))?;
-                        // SAFETY: the function has this type: guaranteed by the caller.
-                        unsafe {
-                            std::mem::transmute::<std::ptr::NonNull<std::ffi::c_void>,
-                                unsafe extern "C" fn($($argument),*) -> $result>(symbol)
-                        }
-                    },)*
-                })
-            }
-        }
-    };
-}
-
-pub(crate) use functions;
 
 /// Returns the result of the call `name`. Fails with the message of `errno` if it is negative.
 pub fn done(name: &str, result: libc::c_int) -> Result<libc::c_int, String> {

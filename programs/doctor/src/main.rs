@@ -49,7 +49,7 @@ fn main() -> ExitCode {
             println!("rdmacm-doctor {}", env!("CARGO_PKG_VERSION"));
             ExitCode::SUCCESS
         }
-        Ok(Action::Try { kind, address, library }) => loopback::run(kind, address, &library),
+        Ok(Action::Try { kind, address, library }) => loopback::run(&kind, address, &library),
         Ok(Action::Examine(options)) => examine(&options),
         Err(message) => {
             eprint!("rdmacm-doctor: {message}\n{}", options::USAGE);

@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::ptr::{self, NonNull};
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
@@ -12,8 +13,8 @@ use std::time::Duration;
 use libc::{size_t, sockaddr};
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
-use crate::library::Library;
-use crate::loopback::{done, functions, non_null};
+use crate::library::{Library, functions};
+use crate::loopback::{done, non_null};
 
 const RDMA_PS_TCP: c_int = 0x0106;
 const IBV_QPT_RC: u32 = 2;
@@ -57,16 +58,19 @@ struct Id {
     pd: *mut c_void,
 }
 
-/// The beginning of `struct ibv_context`, with its field `ops` as an array (infiniband/verbs.h).
+/// The beginning of `struct ibv_context`, and of its field `ops` (infiniband/verbs.h).
 #[repr(C)]
 struct Context {
     device: *mut c_void,
-    operations: [*mut c_void; 32],
+    before: [*mut c_void; 11],
+    poll_cq: Option<Poll>,
+    between: [*mut c_void; 13],
+    post_send: Option<Post>,
+    post_recv: Option<Post>,
 }
 
-const POLL_CQ: usize = 11;
-const POST_SEND: usize = 25;
-const POST_RECV: usize = 26;
+type Post = unsafe extern "C" fn(*mut c_void, *mut WorkRequest, *mut *mut WorkRequest) -> c_int;
+type Poll = unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int;
 
 /// `struct ibv_mr`.
 #[repr(C)]
@@ -120,11 +124,9 @@ struct Completion {
 const _: () = {
     assert!(offset_of!(Id, qp) == 24 && offset_of!(Id, send_cq) == 368 && offset_of!(Id, pd) == 400);
     assert!(size_of::<WorkRequest>() == 128 && size_of::<Completion>() == 48 && size_of::<QpInit>() == 64);
+    assert!(offset_of!(Context, poll_cq) == 96 && offset_of!(Context, post_send) == 208);
     assert!(offset_of!(Mr, lkey) == 36);
 };
-
-type Post = unsafe extern "C" fn(*mut c_void, *mut WorkRequest, *mut *mut WorkRequest) -> c_int;
-type Poll = unsafe extern "C" fn(*mut c_void, c_int, *mut Completion) -> c_int;
 
 /// An id with its QP and a registered buffer.
 struct Endpoint {
@@ -132,9 +134,6 @@ struct Endpoint {
     buffer: Box<[u8; MESSAGE.len()]>,
     lkey: u32,
 }
-
-// SAFETY: any thread may use an id and its objects.
-unsafe impl Send for Endpoint {}
 
 /// Connects to `address`, sends a message, and disconnects.
 pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
@@ -148,9 +147,8 @@ pub fn connect(library: Library, address: IpAddr) -> Result<(), String> {
         done("rdma_bind_addr", (calls.rdma_bind_addr)(listener, name.as_ptr()))?;
         done("rdma_listen", (calls.rdma_listen)(listener, 1))?;
         let port = u16::from_be((calls.rdma_get_src_port)(listener));
-        let listener = Endpoint { id: listener, buffer: Box::new([0; MESSAGE.len()]), lkey: 0 };
-        let (arrived, wait) = mpsc::channel();
-        let server = thread::spawn(move || serve(calls, verbs, listener, arrived));
+        let (listener, (arrived, wait)) = (AtomicPtr::new(listener), mpsc::channel());
+        let server = thread::spawn(move || serve(calls, verbs, listener.into_inner(), arrived));
         let client = send_message(calls, verbs, address, port)?;
         // On iWARP a completed send only means that TCP holds the data, which disconnecting may
         // discard: wait until the server has the message. `recv` fails if the server fails.
@@ -191,7 +189,7 @@ unsafe fn send_message(calls: Calls, verbs: Verbs, address: IpAddr, port: u16) -
         let mut endpoint = create_endpoint(calls, verbs, id)?;
         done("rdma_connect", (calls.rdma_connect)(id, ptr::null_mut()))?;
         *endpoint.buffer = MESSAGE;
-        endpoint.post(POST_SEND, "ibv_post_send")?;
+        endpoint.post((*(*id).verbs).post_send, "ibv_post_send")?;
         endpoint.wait_for_completion((*id).send_cq)?;
         Ok(endpoint)
     }
@@ -200,14 +198,14 @@ unsafe fn send_message(calls: Calls, verbs: Verbs, address: IpAddr, port: u16) -
 /// Accepts a connection and receives the message. Sends to `arrived` before it disconnects.
 ///
 /// # Safety
-/// `calls` and `verbs` hold the functions of both libraries; `listener` has a listening id.
-unsafe fn serve(calls: Calls, verbs: Verbs, listener: Endpoint, arrived: Sender<()>) -> Result<(), String> {
+/// `calls` and `verbs` hold the functions of both libraries; `listener` is a listening id.
+unsafe fn serve(calls: Calls, verbs: Verbs, listener: *mut Id, arrived: Sender<()>) -> Result<(), String> {
     let mut id = ptr::null_mut();
     // SAFETY: `id` is writable, and rdma_get_request() sets it to the id of the request.
     unsafe {
-        done("rdma_get_request", (calls.rdma_get_request)(listener.id, &raw mut id))?;
+        done("rdma_get_request", (calls.rdma_get_request)(listener, &raw mut id))?;
         let mut endpoint = create_endpoint(calls, verbs, id)?;
-        endpoint.post(POST_RECV, "ibv_post_recv")?;
+        endpoint.post((*(*id).verbs).post_recv, "ibv_post_recv")?;
         done("rdma_accept", (calls.rdma_accept)(id, ptr::null_mut()))?;
         endpoint.wait_for_completion((*id).recv_cq)?;
         if *endpoint.buffer != MESSAGE {
@@ -240,24 +238,20 @@ unsafe fn create_endpoint(calls: Calls, verbs: Verbs, id: *mut Id) -> Result<End
 }
 
 impl Endpoint {
-    /// Posts a send or receive of the buffer; `operation` is `POST_SEND` or `POST_RECV`.
+    /// Posts a send or receive of the buffer by `post`, the function `name` of the device.
     ///
     /// # Safety
     /// The id has a QP; the buffer lives until the work request completes.
-    unsafe fn post(&mut self, operation: usize, name: &str) -> Result<(), String> {
+    unsafe fn post(&mut self, post: Option<Post>, name: &str) -> Result<(), String> {
+        let post = post.ok_or("the device cannot post work requests")?;
         let mut sge = Sge { addr: self.buffer.as_mut_ptr() as u64, length: MESSAGE.len() as u32, lkey: self.lkey };
         // SAFETY: all zeros are a valid work request, of which a receive uses only the first
-        // fields. The id has a QP (guaranteed by the caller), and the operation has type `Post`.
+        // fields. The id has a QP: guaranteed by the caller.
         let error = unsafe {
             let mut request: WorkRequest = zeroed();
             (request.sg_list, request.num_sge) = (&raw mut sge, 1);
-            if operation == POST_SEND {
-                (request.opcode, request.send_flags) = (IBV_WR_SEND, IBV_SEND_SIGNALED);
-            }
-            let mut bad = ptr::null_mut();
-            let post = NonNull::new((*(*self.id).verbs).operations[operation])
-                .ok_or("the device cannot post work requests")?;
-            std::mem::transmute::<NonNull<c_void>, Post>(post)((*self.id).qp, &raw mut request, &raw mut bad)
+            (request.opcode, request.send_flags) = (IBV_WR_SEND, IBV_SEND_SIGNALED);
+            post((*self.id).qp, &raw mut request, &mut ptr::null_mut())
         };
         if error == 0 { Ok(()) } else { Err(format!("{name} failed: {}", std::io::Error::from_raw_os_error(error))) }
     }
@@ -268,11 +262,10 @@ impl Endpoint {
     /// # Safety
     /// `cq` is a CQ of the id.
     unsafe fn wait_for_completion(&self, cq: *mut c_void) -> Result<(), String> {
-        // SAFETY: `cq` is a CQ of the id (guaranteed by the caller); the operation has the type
-        // `Poll`; all zeros are a valid completion.
+        // SAFETY: `cq` is a CQ of the id (guaranteed by the caller); all zeros are a valid
+        // completion.
         unsafe {
-            let poll = NonNull::new((*(*self.id).verbs).operations[POLL_CQ]).ok_or("the device cannot poll CQs")?;
-            let poll = std::mem::transmute::<NonNull<c_void>, Poll>(poll);
+            let poll = (*(*self.id).verbs).poll_cq.ok_or("the device cannot poll CQs")?;
             let mut completion: Completion = zeroed();
             loop {
                 match poll(cq, 1, &raw mut completion) {

@@ -8,8 +8,8 @@ use std::thread;
 use libc::{size_t, sockaddr, socklen_t, ssize_t};
 use nix::sys::socket::{SockaddrLike, SockaddrStorage};
 
-use crate::library::Library;
-use crate::loopback::{done, functions};
+use crate::library::{Library, functions};
+use crate::loopback::done;
 
 functions!(Calls {
     rsocket(c_int, c_int, c_int) -> c_int;
