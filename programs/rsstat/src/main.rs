@@ -15,13 +15,17 @@ use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::thread;
 
-use options::Options;
+use options::{Options, USAGE};
 use socket::Socket;
 
 fn main() -> ExitCode {
     let options = match Options::parse(std::env::args_os().skip(1)) {
-        Ok(options) => options,
-        Err(end) => return end.report(),
+        Ok(Some(options)) => options,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(error) => {
+            eprint!("rsstat: {error}\n{USAGE}");
+            return ExitCode::from(2);
+        }
     };
     match run(&options) {
         Ok(()) => ExitCode::SUCCESS,

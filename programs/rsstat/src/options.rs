@@ -1,7 +1,6 @@
 //! The command line.
 
 use std::ffi::{OsStr, OsString};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use lexopt::Parser;
@@ -9,7 +8,7 @@ use lexopt::prelude::*;
 
 use crate::socket::{Socket, State};
 
-const USAGE: &str = "\
+pub const USAGE: &str = "\
 usage: rsstat [OPTION]... [PID]...
 Lists the rsockets of all processes, or of these; of the own user's unless root calls it.
 
@@ -33,32 +32,10 @@ pub struct Options {
     pub watch: Option<Duration>,
 }
 
-/// Why the program ends without a list.
-#[derive(Debug, PartialEq, Eq)]
-pub enum End {
-    Help,
-    Version,
-    Wrong(String),
-}
-
-impl End {
-    /// Prints the help, the version, or the error. Returns the exit status.
-    pub fn report(self) -> ExitCode {
-        match self {
-            End::Help => print!("{USAGE}"),
-            End::Version => println!("rsstat (rdmacm-rs) {}", env!("CARGO_PKG_VERSION")),
-            End::Wrong(what) => {
-                eprint!("rsstat: {what}\n{USAGE}");
-                return ExitCode::from(2);
-            }
-        }
-        ExitCode::SUCCESS
-    }
-}
-
 impl Options {
-    /// Parses the arguments after the program's name.
-    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Options, End> {
+    /// Parses the arguments after the program's name. Prints the help or the version and returns
+    /// `None` if that is what they ask for.
+    pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Options>, lexopt::Error> {
         let mut options = Options::default();
         let mut parser = Parser::from_args(arguments);
         while let Some(argument) = parser.next()? {
@@ -68,13 +45,19 @@ impl Options {
                 Short('e') | Long("extended") => options.extended = true,
                 Short('j') | Long("json") => options.json = true,
                 Short('w') | Long("watch") => options.watch = Some(seconds(&mut parser)?),
-                Short('h') | Long("help") => return Err(End::Help),
-                Short('V') | Long("version") => return Err(End::Version),
+                Short('h') | Long("help") => {
+                    print!("{USAGE}");
+                    return Ok(None);
+                }
+                Short('V') | Long("version") => {
+                    println!("rsstat (rdmacm-rs) {}", env!("CARGO_PKG_VERSION"));
+                    return Ok(None);
+                }
                 Value(process) => options.processes.push(process.parse()?),
-                _ => return Err(argument.unexpected().into()),
+                _ => return Err(argument.unexpected()),
             }
         }
-        Ok(options)
+        Ok(Some(options))
     }
 
     /// Returns whether the socket is to be listed.
@@ -84,12 +67,6 @@ impl Options {
             State::Connected | State::Closing => self.connected || !self.listening,
             State::Datagram => !self.connected && !self.listening,
         }
-    }
-}
-
-impl From<lexopt::Error> for End {
-    fn from(error: lexopt::Error) -> End {
-        End::Wrong(error.to_string())
     }
 }
 
@@ -109,24 +86,24 @@ fn interval(seconds: &str) -> Result<Duration, &'static str> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Options, End> {
+    fn parse(line: &str) -> Result<Option<Options>, lexopt::Error> {
         Options::parse(line.split_whitespace().map(OsString::from))
     }
 
     #[test]
     fn options_and_processes() {
-        let options = parse("-l --json 17 4 -w 0.5").unwrap();
+        let options = parse("-l --json 17 4 -w 0.5").unwrap().unwrap();
         assert_eq!((options.listening, options.json, options.processes), (true, true, vec![17, 4]));
         assert_eq!(options.watch, Some(Duration::from_millis(500)));
-        assert_eq!(parse("-w -e").unwrap().watch, Some(Duration::from_secs(1)));
-        assert_eq!(parse("--watch=2").unwrap().watch, Some(Duration::from_secs(2)));
+        let watch = |line| parse(line).unwrap().unwrap().watch;
+        assert_eq!((watch("-w -e"), watch("--watch=2")), (Some(Duration::from_secs(1)), Some(Duration::from_secs(2))));
     }
 
     #[test]
     fn wrong_options_are_reported() {
-        assert_eq!(parse("-h"), Err(End::Help));
+        assert!(matches!(parse("-h"), Ok(None)));
         for line in ["--nothing", "x", "--watch=0", "--watch=-1", "--watch=nan", "-w 1e300"] {
-            assert!(matches!(parse(line), Err(End::Wrong(_))), "{line}");
+            assert!(parse(line).is_err(), "{line}");
         }
     }
 }
