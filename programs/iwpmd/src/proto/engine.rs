@@ -14,7 +14,6 @@ use self::listing::Listing;
 use super::mappings::{Clients, Mappings, PortId};
 use super::netlink::{self, Header, Value};
 use super::requests::{PeerRequests, Queries};
-use crate::proto::uapi::RDMA_NL_IWCM;
 
 /// The level of a line of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +130,7 @@ impl Engine {
     /// Returns when to call [`Engine::timer`], in milliseconds of the same clock as the `now` of
     /// all calls. `None` if nothing has a deadline.
     pub fn deadline(&self) -> Option<u64> {
-        [self.queries.deadline(), self.peer_requests.deadline(), self.listing.deadline()].into_iter().flatten().min()
+        [self.queries.deadline(), self.peer_requests.deadline(), self.listing.due].into_iter().flatten().min()
     }
 
     /// Does what is due at `now`: forgets peers' requests, resends queries, requests a list.
@@ -183,10 +182,6 @@ impl Engine {
         self.actions.push_back(Action::Kernel(netlink::emit(header, self.pid, values)));
     }
 }
-
-/// The client number that all drivers share. Before version 4 of the protocol, the next number was
-/// the client number of another driver.
-const IWCM: u8 = RDMA_NL_IWCM;
 
 #[cfg(test)]
 mod tests;

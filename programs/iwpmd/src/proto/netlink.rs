@@ -10,9 +10,9 @@ use base::sockaddr;
 use super::uapi::*;
 
 /// Protocol version of kernels that support `HELLO`.
-pub const VERSION: u16 = IWPM_UABI_VERSION;
+pub const VERSION: u16 = 4;
 /// Protocol version of kernels that do not support `HELLO`: messages have no flags.
-pub const VERSION_MIN: u16 = IWPM_UABI_VERSION_MIN;
+pub const VERSION_MIN: u16 = 3;
 /// The name by which the kernel knows port mappers.
 pub const LIBRARY: &[u8] = b"iWarpPortMapperUser";
 

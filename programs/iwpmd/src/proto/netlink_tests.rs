@@ -4,10 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-const IWCM: u8 = RDMA_NL_IWCM;
-
 fn header(op: u16) -> Header {
-    Header { client: IWCM, op, seq: 7 }
+    Header { client: RDMA_NL_IWCM, op, seq: 7 }
 }
 
 fn address(text: &str) -> SocketAddr {
@@ -98,7 +96,7 @@ fn wrong_attributes_are_malformed() {
         emit(header(RDMA_NL_IWPM_ADD_MAPPING), 0, &[Value::U32(7), Value::Text(b"\x02\0abcdef")]),
         emit(header(RDMA_NL_IWPM_ADD_MAPPING), 0, &[Value::U32(7), Value::Address(v4), Value::U16(1)]),
         emit(header(RDMA_NL_IWPM_HELLO), 0, &[Value::U32(4)]),
-        emit(header(RDMA_NL_IWPM_NUM_OPS), 0, &[Value::U32(4)]),
+        emit(header(9), 0, &[Value::U32(4)]),
         emit(
             header(RDMA_NL_IWPM_REG_PID),
             0,

@@ -4,8 +4,6 @@
 
 pub const RDMA_NL_IWCM: u8 = 2;
 
-pub const IWPM_UABI_VERSION: u16 = 4;
-pub const IWPM_UABI_VERSION_MIN: u16 = 3;
 pub const IWPM_FLAGS_NO_PORT_MAP: u32 = 1;
 
 pub const RDMA_NL_IWPM_REG_PID: u16 = 0;
@@ -17,7 +15,6 @@ pub const RDMA_NL_IWPM_HANDLE_ERR: u16 = 5;
 pub const RDMA_NL_IWPM_MAPINFO: u16 = 6;
 pub const RDMA_NL_IWPM_MAPINFO_NUM: u16 = 7;
 pub const RDMA_NL_IWPM_HELLO: u16 = 8;
-pub const RDMA_NL_IWPM_NUM_OPS: u16 = 9;
 
 pub const IWPM_NLA_REG_IF_NAME: u16 = 2;
 pub const IWPM_NLA_REG_IBDEV_NAME: u16 = 3;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Action, Engine, IWCM, Level};
+use super::{Action, Engine, Level};
 use crate::proto::mappings::{Mapping, PortId, key};
 use crate::proto::netlink::{
     ErrorCode, Header, Incoming, KernelMessage, LIBRARY, VERSION, VERSION_MIN, Value, is_hello,
@@ -38,7 +38,7 @@ impl Engine {
     /// Greets the kernel, which answers with its protocol version.
     pub fn start(&mut self) {
         // The first message has sequence number 0.
-        let header = Header { client: IWCM, op: RDMA_NL_IWPM_HELLO, seq: 0 };
+        let header = Header { client: RDMA_NL_IWCM, op: RDMA_NL_IWPM_HELLO, seq: 0 };
         let hello = crate::proto::netlink::emit(header, self.pid, &[Value::U16(VERSION)]);
         self.actions.push_back(Action::Kernel(hello));
     }
@@ -201,11 +201,12 @@ impl Engine {
     }
 
     fn restore(&mut self, header: Header, local: SocketAddr, mapped: SocketAddr, flags: u32, now: u64) {
-        self.listing.received(header.client);
+        self.listing.progress(header.client).received += 1;
         let known = self.mappings.get_mut(key(&local));
         if let Some(mapping) = known.filter(|mapping| mapping.mapped == mapped && fits(mapping, header, flags)) {
             self.listing.matched(mapping);
-            return self.listing.processed(header.client);
+            self.listing.progress(header.client).processed += 1;
+            return;
         }
         if self.mappings.overlapping(key(&local)).is_some() || local.ip() != mapped.ip() {
             self.log(
@@ -251,13 +252,13 @@ impl Engine {
             surplus_removals: 0,
             removals: 0,
             last_used: now,
-            listed: self.listing.initial(matches!(purpose, Purpose::Restore)),
+            listed: (self.listing.round, u32::from(matches!(purpose, Purpose::Restore))),
         };
         self.mappings.insert(mapping.clone());
         match purpose {
             Purpose::Add => self.added(header, local, mapped),
             Purpose::Query(remote) => self.ask(Query::new(header, &mapping, remote, now)),
-            Purpose::Restore => self.listing.processed(header.client),
+            Purpose::Restore => self.listing.progress(header.client).processed += 1,
         }
     }
 

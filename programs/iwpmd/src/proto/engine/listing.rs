@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use super::{Engine, IWCM, Level};
+use super::{Engine, Level};
 use crate::proto::mappings::Mapping;
 use crate::proto::netlink::{Header, LIBRARY, VERSION_MIN, Value};
-use crate::proto::uapi::{RDMA_NL_IWPM_MAPINFO, RDMA_NL_IWPM_MAPINFO_NUM};
+use crate::proto::uapi::{RDMA_NL_IWCM, RDMA_NL_IWPM_MAPINFO, RDMA_NL_IWPM_MAPINFO_NUM};
 
 /// Minimum time between two lists in milliseconds, because a list can cause an overrun itself.
 const MIN_INTERVAL_MS: u64 = 1000;
@@ -17,34 +17,28 @@ const GRACE_PERIOD_MS: u64 = 15_000;
 
 /// Numbers of mappings in the list of a client.
 #[derive(Clone, Copy, Default)]
-struct Progress {
-    received: u32,
-    processed: u32,
+pub(super) struct Progress {
+    /// Mappings that the kernel has listed.
+    pub(super) received: u32,
+    /// Listed mappings that were restored or are known.
+    pub(super) processed: u32,
 }
 
 /// The list in progress.
 #[derive(Default)]
 pub(super) struct Listing {
-    round: u32,
+    /// Number of the list.
+    pub(super) round: u32,
     started: u64,
     /// When to request the next list, if one is needed.
-    due: Option<u64>,
+    pub(super) due: Option<u64>,
     clients: HashMap<u8, Progress>,
 }
 
 impl Listing {
-    pub(super) fn deadline(&self) -> Option<u64> {
-        self.due
-    }
-
-    /// Counts a mapping that the kernel has listed.
-    pub(super) fn received(&mut self, client: u8) {
-        self.clients.entry(client).or_default().received += 1;
-    }
-
-    /// Counts a listed mapping that was restored or is known.
-    pub(super) fn processed(&mut self, client: u8) {
-        self.clients.entry(client).or_default().processed += 1;
+    /// Returns the numbers of a client's list, to count its mappings.
+    pub(super) fn progress(&mut self, client: u8) -> &mut Progress {
+        self.clients.entry(client).or_default()
     }
 
     /// Handles the listing of a known mapping. The kernel lists a mapping once for each connection
@@ -53,11 +47,6 @@ impl Listing {
         let times = if mapping.listed.0 == self.round { mapping.listed.1 + 1 } else { 1 };
         mapping.listed = (self.round, times);
         mapping.references = mapping.references.max(times);
-    }
-
-    /// Returns [`Mapping::listed`] of a new mapping; `listed` if the kernel has listed it.
-    pub(super) fn initial(&self, listed: bool) -> (u32, u32) {
-        (self.round, u32::from(listed))
     }
 }
 
@@ -70,9 +59,10 @@ impl Engine {
         listing.due = None;
         listing.clients.clear();
         let values = [Value::Text(LIBRARY), Value::U16(self.version)];
-        self.send_to_kernel(IWCM, RDMA_NL_IWPM_MAPINFO, &values);
+        self.send_to_kernel(RDMA_NL_IWCM, RDMA_NL_IWPM_MAPINFO, &values);
         if self.version == VERSION_MIN {
-            self.send_to_kernel(IWCM + 1, RDMA_NL_IWPM_MAPINFO, &values);
+            // Before version 4, this was the client number of another driver.
+            self.send_to_kernel(RDMA_NL_IWCM + 1, RDMA_NL_IWPM_MAPINFO, &values);
         }
     }
 

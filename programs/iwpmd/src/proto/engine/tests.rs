@@ -70,7 +70,7 @@ impl World {
 
     fn kernel_sends(&mut self, op: u16, message: KernelMessage) -> Vec<Out> {
         self.seq += 1;
-        let header = Header { client: IWCM, op, seq: self.seq };
+        let header = Header { client: RDMA_NL_IWCM, op, seq: self.seq };
         self.engine.kernel(Incoming::Message(header, message), self.now);
         self.act()
     }
@@ -145,8 +145,8 @@ fn read(bytes: &[u8]) -> Out {
 }
 
 fn answer(op: u16, values: &[Value<'_>]) -> Out {
-    let header = Header { client: IWCM, op, seq: 0 };
-    Out::Answer { client: IWCM, op, values: netlink::emit(header, 0, values)[16..].to_vec() }
+    let header = Header { client: RDMA_NL_IWCM, op, seq: 0 };
+    Out::Answer { client: RDMA_NL_IWCM, op, values: netlink::emit(header, 0, values)[16..].to_vec() }
 }
 
 fn added(seq: u32, local: &str, mapped: &str) -> Out {
@@ -225,7 +225,7 @@ fn unregistered_clients_and_other_libraries_are_rejected() {
 fn a_mapping_is_removed_by_its_client_only() {
     let mut world = World::registered();
     world.add("10.0.0.1:7000");
-    let header = Header { client: IWCM + 1, op: RDMA_NL_IWPM_REMOVE_MAPPING, seq: 1 };
+    let header = Header { client: RDMA_NL_IWCM + 1, op: RDMA_NL_IWPM_REMOVE_MAPPING, seq: 1 };
     world.engine.kernel(Incoming::Message(header, KernelMessage::Remove(address("10.0.0.1:7000"))), world.now);
     assert_eq!((world.act(), world.engine.mappings()), (vec![], 1));
     assert_eq!(world.remove("10.0.0.1:7000"), [Out::Close(1)]);
@@ -291,7 +291,7 @@ fn sequence_numbers_stay_ahead() {
     world.register();
     let mut last = 0;
     for seen in [5u32, 1_000_000, u32::MAX - 3, 2] {
-        let header = Header { client: IWCM, op: RDMA_NL_IWPM_ADD_MAPPING, seq: seen };
+        let header = Header { client: RDMA_NL_IWCM, op: RDMA_NL_IWPM_ADD_MAPPING, seq: seen };
         world.engine.kernel(Incoming::Malformed(header), 0);
         let Some(Action::Log(..)) = world.engine.action() else { panic!("no log") };
         let Some(Action::Kernel(bytes)) = world.engine.action() else { panic!("no answer") };

@@ -89,7 +89,7 @@ proptest! {
     fn any_messages_of_the_kernel(datagrams in proptest::collection::vec((0u16..10, proptest::collection::vec(any::<u8>(), 0..200)), 0..30)) {
         let mut world = World::registered();
         for (op, bytes) in datagrams {
-            let mut datagram = netlink::emit(Header { client: IWCM, op, seq: 1 }, 0, &[]);
+            let mut datagram = netlink::emit(Header { client: RDMA_NL_IWCM, op, seq: 1 }, 0, &[]);
             datagram.extend(&bytes);
             let length = datagram.len() as u32;
             datagram[..4].copy_from_slice(&length.to_ne_bytes());
