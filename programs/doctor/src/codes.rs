@@ -5,9 +5,9 @@
 //! A released code keeps its name, its meaning and its state. A code that is no longer reported
 //! moves to the retired codes of docs/doctor-codes.md, and its name is not used again.
 
-/// Defines an enumeration of the codes of one state.
+/// Defines an enumeration of the codes of each state.
 macro_rules! codes {
-    ($(#[$attribute:meta])* $type:ident { $($variant:ident = $code:literal,)* }) => {
+    ($($(#[$attribute:meta])* $type:ident { $($variant:ident = $code:literal,)* })*) => {$(
         $(#[$attribute])*
         #[derive(Clone, Copy, Debug)]
         #[deny(dead_code)]
@@ -26,7 +26,7 @@ macro_rules! codes {
                 }
             }
         }
-    };
+    )*};
 }
 
 codes! {
@@ -44,9 +44,7 @@ codes! {
         Modules = "modules",
         Ports = "ports",
     }
-}
 
-codes! {
     /// Codes of warnings: the name of the check, and after a dot what was found.
     Warning {
         AddressesArpFlux = "addresses.arp-flux",
@@ -77,9 +75,7 @@ codes! {
         PortsRoceV1Routed = "ports.roce-v1-routed",
         PortsUnusable = "ports.unusable",
     }
-}
 
-codes! {
     /// Codes of problems: the name of the check, and after a dot what was found.
     Problem {
         AddressesInterfaceDown = "addresses.interface-down",

@@ -141,6 +141,11 @@ pub fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
+/// Returns the number in a file, such as 0x8001.
+pub fn hexadecimal(path: &str) -> Option<u32> {
+    u32::from_str_radix(read(path)?.strip_prefix("0x")?, 16).ok()
+}
+
 /// Returns all ports of all devices.
 pub fn all() -> Vec<Port> {
     let addresses = netdev::addresses();
@@ -269,8 +274,7 @@ pub fn is_zero(identifier: &str) -> bool {
 }
 
 fn is_up(interface: &str) -> bool {
-    let flags = read(&format!("/sys/class/net/{interface}/flags")).unwrap_or_default();
-    flags.strip_prefix("0x").and_then(|hex| u32::from_str_radix(hex, 16).ok()).is_some_and(|flags| flags & 1 == 1)
+    hexadecimal(&format!("{NET}/{interface}/flags")).is_some_and(|flags| flags & 1 == 1)
 }
 
 /// Checks whether there are devices, and whether their ports can be used.

@@ -201,27 +201,25 @@ fn options(text: &str, report: &mut Report) {
 fn addresses(text: &str, exists: impl Fn(&str, u32) -> bool, report: &mut Report) {
     for (number, words) in lines(text) {
         let place = format!("{ADDRESSES}, line {number}");
+        let is_key = |key: &str| key == "default" || u16::from_str_radix(key.trim_start_matches("0x"), 16).is_ok();
         let port = words.get(2).and_then(|port| port.parse::<u32>().ok());
-        let key = words.get(3).copied().unwrap_or_default();
-        let number_of = |key: &str| u16::from_str_radix(key.trim_start_matches("0x"), 16).is_ok();
-        match port {
-            Some(port) if key == "default" || number_of(key) => {
-                let device = words[1];
-                if !exists(device, port) {
-                    report.about(Some(&format!("{device}/{port}")));
-                    report.warning(
-                        Warning::IbacmNoDevice,
-                        format!("{place}: there is no port {port} of a device {device}"),
-                        "ibacm ignores the line; `ib_acme -A` writes a file for this machine",
-                    );
-                    report.about(None);
-                }
-            }
-            _ => report.warning(
+        let Some(port) = port.filter(|_| words.get(3).is_some_and(|key| is_key(key))) else {
+            report.warning(
                 Warning::IbacmBadLine,
                 format!("{place} is not ADDRESS DEVICE PORT PKEY"),
                 "`ib_acme -A` writes a file for this machine",
-            ),
+            );
+            continue;
+        };
+        let device = words[1];
+        if !exists(device, port) {
+            report.about(Some(&format!("{device}/{port}")));
+            report.warning(
+                Warning::IbacmNoDevice,
+                format!("{place}: there is no port {port} of a device {device}"),
+                "ibacm ignores the line; `ib_acme -A` writes a file for this machine",
+            );
+            report.about(None);
         }
     }
 }

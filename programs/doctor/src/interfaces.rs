@@ -8,7 +8,7 @@
 use std::net::Ipv4Addr;
 
 use crate::codes::{Problem, Warning};
-use crate::devices::{CLASS, Port, entries, read};
+use crate::devices::{CLASS, NET, Port, entries, hexadecimal, read};
 use crate::netdev::{self, Network};
 use crate::report::Report;
 
@@ -68,8 +68,6 @@ fn arp_ignore(interface: &str) -> u32 {
     of("all").unwrap_or(0).max(of(interface).unwrap_or(0))
 }
 
-const NET: &str = "/sys/class/net";
-
 /// Checks whether InfiniBand ports are members of the partitions of their IPoIB interfaces.
 pub fn partitions(ports: &[Port], report: &mut Report) {
     for port in ports.iter().filter(|port| port.is_infiniband()) {
@@ -86,10 +84,6 @@ fn without_partition(interfaces: &[(String, u16)], table: &[u16]) -> Vec<(String
     interfaces.iter().filter(|(_, key)| !has(*key)).cloned().collect()
 }
 
-fn number(path: &str) -> Option<u16> {
-    u16::from_str_radix(read(path)?.strip_prefix("0x")?, 16).ok()
-}
-
 /// Returns the P_Key of an IPoIB interface, which is a part of its broadcast address (RFC 4391).
 /// The file `pkey` is of no use: interfaces that were created by netlink do not have it.
 fn partition_of(broadcast: &str) -> Option<u16> {
@@ -99,8 +93,8 @@ fn partition_of(broadcast: &str) -> Option<u16> {
 
 fn check_partitions(port: &Port, report: &mut Report) {
     let directory = format!("{CLASS}/{}/pkeys", port.path());
-    let table: Vec<u16> =
-        entries(&directory).iter().filter_map(|index| number(&format!("{directory}/{index}"))).collect();
+    let key = |index: &String| hexadecimal(&format!("{directory}/{index}")).map(|key| key as u16);
+    let table: Vec<u16> = entries(&directory).iter().filter_map(key).collect();
     let key_of = |name: &String| Some((name.clone(), partition_of(&read(&format!("{NET}/{name}/broadcast"))?)?));
     let interfaces: Vec<(String, u16)> = port.interfaces.iter().filter_map(key_of).collect();
     for (name, key) in without_partition(&interfaces, &table) {

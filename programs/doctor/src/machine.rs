@@ -1,7 +1,7 @@
 //! What the kernel offers a process: modules, their device files, and the limits of locked memory
 //! and open descriptors.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use libc::RLIM_INFINITY;
 use nix::sys::resource::{Resource, getrlimit};
 
 use crate::codes::{Check, Problem, Warning};
-use crate::devices;
 use crate::report::Report;
+use crate::{devices, netdev};
 
 const VERBS: &str = "/sys/class/infiniband_verbs";
 const CONNECTION_MANAGER: &str = "/sys/class/misc/rdma_cm";
@@ -37,17 +37,17 @@ pub fn modules(report: &mut Report) {
 
 /// Returns the advice for a module that is not loaded.
 fn how_to_load(module: &str) -> String {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let directory = format!("/lib/modules/{}", release.trim());
-    let Ok(index) = fs::read_to_string(format!("{directory}/modules.dep")) else {
+    let release = devices::read(netdev::RELEASE).unwrap_or_default();
+    let directory = format!("/lib/modules/{release}");
+    let Some(index) = devices::read(&format!("{directory}/modules.dep")) else {
         return format!("{directory} does not exist: in a container, load {module} on the host");
     };
     let names = [format!("/{module}.ko"), format!("/{}.ko", module.replace('_', "-"))];
-    if index.lines().any(|line| names.iter().any(|name| line.split(':').next().is_some_and(|file| file.contains(name))))
-    {
+    let mut files = index.lines().filter_map(|line| line.split(':').next());
+    if files.any(|file| names.iter().any(|name| file.contains(name))) {
         format!("modprobe {module}; at every boot: echo {module} > /etc/modules-load.d/{module}.conf")
     } else {
-        format!("this kernel ({}) has no such module: install a kernel package with more drivers", release.trim())
+        format!("this kernel ({release}) has no such module: install a kernel package with more drivers")
     }
 }
 
@@ -158,12 +158,12 @@ fn soft_limit(which: Resource) -> Option<u64> {
 /// Returns whether the process has CAP_IPC_LOCK in the initial user namespace, the only one where
 /// it lifts the limit. This namespace is recognized by its complete map of user ids.
 fn may_lock_all() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let map = devices::read("/proc/self/uid_map").unwrap_or_default();
     has_lock_capability() && (map.is_empty() || map.split_whitespace().eq(["0", "0", "4294967295"]))
 }
 
 fn has_lock_capability() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = devices::read("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)
 }

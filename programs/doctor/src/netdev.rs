@@ -10,6 +10,8 @@ use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 
+use crate::devices::read;
+
 /// Message type: RDMA_NLDEV_CMD_PORT_GET of the client RDMA_NL_NLDEV (rdma/rdma_netlink.h).
 const PORT_GET: u16 = (5 << 10) + 5;
 /// Message type: RDMA_NLDEV_CMD_GET.
@@ -24,6 +26,10 @@ const NDEV_NAME: u16 = 51;
 /// Attribute RDMA_NLDEV_SYS_ATTR_NETNS_MODE: a byte, 0 if each device belongs to one network
 /// namespace, 1 if all namespaces share all devices.
 const NETNS_MODE: u16 = 66;
+
+/// This file holds the kernel's version.
+pub const RELEASE: &str = "/proc/sys/kernel/osrelease";
+
 /// Returns the interface of a port of the device with this index. Returns `None` if the port has
 /// none or the kernel does not support the request.
 pub fn of_port(device: u32, port: u32) -> Option<String> {
@@ -33,7 +39,7 @@ pub fn of_port(device: u32, port: u32) -> Option<String> {
 
 /// Returns whether the kernel is 4.20 or later, and so reports the interface of a port.
 pub fn tells_interfaces() -> bool {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let release = read(RELEASE).unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (4, 20)
 }

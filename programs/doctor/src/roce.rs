@@ -2,7 +2,6 @@
 //! each address. Both ends of a connection must use the same version. RoCE v1 packets are not
 //! routed, so that hosts behind a gateway cannot be reached with RoCE v1.
 
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::codes::{Check, Warning};
@@ -145,12 +144,10 @@ const RTF_GATEWAY: u32 = 2;
 
 /// Returns the gateways of the routes through these interfaces: pairs of interface and gateway
 /// without duplicates.
-pub fn gateways(interfaces: &[String]) -> Vec<(String, IpAddr)> {
-    let read = |name: &str| fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default();
+fn gateways(interfaces: &[String]) -> Vec<(String, IpAddr)> {
+    let (v4, v6) = (read("/proc/net/route").unwrap_or_default(), read("/proc/net/ipv6_route").unwrap_or_default());
     let mut found: Vec<(String, IpAddr)> = Vec::new();
-    for (interface, gateway) in
-        read("route").lines().filter_map(ipv4).chain(read("ipv6_route").lines().filter_map(ipv6))
-    {
+    for (interface, gateway) in v4.lines().filter_map(ipv4).chain(v6.lines().filter_map(ipv6)) {
         if interfaces.contains(&interface) && !found.contains(&(interface.clone(), gateway)) {
             found.push((interface, gateway));
         }
