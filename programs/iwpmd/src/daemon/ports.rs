@@ -120,9 +120,6 @@ impl Ports {
         if let Some((_, port)) = self.bound.remove(&id) {
             self.choice.bound.remove(&port);
         }
-        if self.bound.len() < self.bound.capacity() / 8 {
-            self.bound.shrink_to(self.bound.len() * 2);
-        }
     }
 }
 

@@ -35,7 +35,6 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if options.version {
         return print(concat!("iwpmd ", env!("CARGO_PKG_VERSION"), "\n"));
     }
-    process::return_freed_memory();
     let _ = openlog(Some(c"iwpmd"), LogFlags::LOG_PID, Facility::LOG_DAEMON);
     match if options.systemd { run_in_foreground() } else { behind() } {
         Ok(code) => code,

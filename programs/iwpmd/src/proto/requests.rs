@@ -135,16 +135,11 @@ impl Queries {
 
     /// Returns the next query that is due `now`, or `None` if there are no more.
     pub fn due(&mut self, now: u64) -> Option<Due> {
-        while let Some(&(time, handle)) = self.times.front() {
-            if time > now {
-                return None;
-            }
+        while let Some(&(_, handle)) = self.times.front().filter(|(time, _)| *time <= now) {
             self.times.pop_front();
             let Some(query) = self.by_handle.get(&handle) else { continue };
             if now >= query.started + QUERY_TIMEOUT_MS {
-                let query = self.by_handle.remove(&handle).filter(|query| !query.answered);
-                self.shrink();
-                match query {
+                match self.by_handle.remove(&handle).filter(|query| !query.answered) {
                     Some(query) => return Some(Due::TimedOut(Box::new(query))),
                     None => continue,
                 }
@@ -157,12 +152,6 @@ impl Queries {
             }
         }
         None
-    }
-
-    fn shrink(&mut self) {
-        if self.by_handle.is_empty() {
-            *self = Queries::default();
-        }
     }
 }
 
@@ -226,9 +215,6 @@ impl PeerRequests {
                     self.by_host.remove(&host);
                 }
             }
-        }
-        if self.known.is_empty() && self.known.capacity() > 0 {
-            *self = PeerRequests::default();
         }
     }
 }

@@ -59,16 +59,6 @@ pub fn raise_descriptor_limit() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// Makes malloc(3) return large blocks to the kernel when they are freed. By default, freeing such
-/// a block raises the threshold, and the C library keeps later blocks of this size.
-pub fn return_freed_memory() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: mallopt(3) takes no pointers. The value is the initial threshold, now made fixed.
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
-    }
-}
-
 /// `struct __user_cap_header_struct` and `__user_cap_data_struct` of `linux/capability.h`, which
 /// the libc crate lacks.
 #[repr(C)]
