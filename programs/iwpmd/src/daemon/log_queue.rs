@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread::Builder;
 use std::time::Duration;
 
-use crate::proto::engine::Level;
+use nix::syslog::Severity;
 
 /// Number of lines that may wait. A dump appends fewer lines at once.
 pub const CAPACITY: usize = 1024;
@@ -17,7 +17,7 @@ const LAST_LINES: Duration = Duration::from_secs(2);
 /// The queue of lines for the log. Drop waits until they are written, at most for [`LAST_LINES`].
 pub struct LogQueue {
     /// `None` when the queue is closed: then the writer ends after the last line.
-    lines: Option<SyncSender<(Level, String)>>,
+    lines: Option<SyncSender<(Severity, String)>>,
     /// Nothing is ever sent: the writer closes the channel when it ends.
     ended: Receiver<()>,
 }
@@ -25,21 +25,21 @@ pub struct LogQueue {
 impl LogQueue {
     /// Starts the writer, a thread that calls `write` for each line. The caller must have blocked
     /// the daemon's signals, because the thread inherits its signal mask.
-    pub fn start(capacity: usize, mut write: impl FnMut(Level, &str) + Send + 'static) -> io::Result<LogQueue> {
-        let (lines, queue) = mpsc::sync_channel::<(Level, String)>(capacity);
+    pub fn start(capacity: usize, mut write: impl FnMut(Severity, &str) + Send + 'static) -> io::Result<LogQueue> {
+        let (lines, queue) = mpsc::sync_channel::<(Severity, String)>(capacity);
         let (running, ended) = mpsc::channel();
         Builder::new().name("log".into()).spawn(move || {
             let _running = running;
-            queue.into_iter().for_each(|(level, line)| write(level, &line));
+            queue.into_iter().for_each(|(severity, line)| write(severity, &line));
         })?;
         Ok(LogQueue { lines: Some(lines), ended })
     }
 
     /// Appends a line; waits while the queue is full.
-    pub fn push(&self, level: Level, line: &str) {
+    pub fn push(&self, severity: Severity, line: &str) {
         if let Some(lines) = &self.lines {
             // Cannot fail: a panic of the writer would have aborted the process.
-            let _ = lines.send((level, line.to_owned()));
+            let _ = lines.send((severity, line.to_owned()));
         }
     }
 }
@@ -67,7 +67,7 @@ mod tests {
         .unwrap();
         let lines: Vec<_> = (0..1000).map(|number| number.to_string()).collect();
         for line in &lines {
-            log.push(Level::Info, line);
+            log.push(Severity::LOG_INFO, line);
         }
         drop(log);
         assert_eq!(*written.lock().unwrap(), lines);
@@ -84,7 +84,7 @@ mod tests {
         })
         .unwrap();
         for line in ["a", "b", "c", "d"] {
-            log.push(Level::Info, line);
+            log.push(Severity::LOG_INFO, line);
         }
         assert!(written.try_recv().is_err());
         drop(go_on);
@@ -102,7 +102,7 @@ mod tests {
         })
         .unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(move || (0..5).for_each(|number| log.push(Level::Info, &number.to_string())));
+            scope.spawn(move || (0..5).for_each(|number| log.push(Severity::LOG_INFO, &number.to_string())));
             for number in 0..5 {
                 go_on.send(()).unwrap();
                 assert_eq!(written.recv().unwrap(), number.to_string());

@@ -16,17 +16,18 @@ use nix::Result;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signalfd::SignalFd;
+use nix::syslog::Severity::{self, LOG_INFO, LOG_WARNING};
 
 use self::link::{Input, Link};
 use self::ports::Ports;
-use crate::proto::engine::{Action, Engine, Level, Socket};
+use crate::proto::engine::{Action, Engine, Socket};
 use crate::proto::netlink::messages;
 use crate::proto::wire;
 use crate::sys::process::random;
 use crate::sys::sockets::Udp;
 
-/// Receives the lines of the log, with their levels.
-pub type Log = Box<dyn FnMut(Level, &str)>;
+/// Receives the lines of the log, with their severities.
+pub type Log = Box<dyn FnMut(Severity, &str)>;
 
 /// Messages received from one descriptor before the others have their turn.
 const MAX_MESSAGES_PER_TURN: usize = 64;
@@ -135,7 +136,7 @@ impl Daemon {
 
     fn write_lines(&mut self) {
         for line in self.lines.by_ref().take(MAX_LINES_PER_TURN) {
-            (self.log)(Level::Info, &line);
+            (self.log)(LOG_INFO, &line);
         }
     }
 
@@ -215,7 +216,7 @@ impl Daemon {
                     self.engine.opened(opening, opened, now);
                 }
                 Action::Close(id) => self.ports.close(id),
-                Action::Log(level, text) => (self.log)(level, &text),
+                Action::Log(severity, text) => (self.log)(severity, &text),
             }
         }
     }
@@ -230,7 +231,7 @@ impl Daemon {
     /// Sends queued messages until the socket is full. The rest is sent when there is space again.
     fn flush(&mut self) {
         if let Err(error) = self.kernel.flush() {
-            (self.log)(Level::Warning, &format!("a message cannot be sent to the kernel: {error}"));
+            (self.log)(LOG_WARNING, &format!("a message cannot be sent to the kernel: {error}"));
         }
         let full = self.kernel.has_unsent();
         if full != self.full {

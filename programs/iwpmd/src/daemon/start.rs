@@ -17,7 +17,6 @@ use nix::syslog::{Facility, LogFlags, Severity, openlog, syslog};
 use super::link::Link;
 use super::log_queue::{self, LogQueue};
 use super::{Daemon, settings, udp_sockets};
-use crate::proto::engine::Level;
 use crate::sys::process::{self, CAP_NET_ADMIN, CAP_NET_BIND_SERVICE};
 
 /// Why the daemon does not start: a message for the log and standard error.
@@ -40,7 +39,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             print_error(&failure);
-            write_log(Level::Error, &failure);
+            write_log(Severity::LOG_ERR, &failure);
             ExitCode::FAILURE
         }
     }
@@ -59,7 +58,7 @@ fn print_error(text: &str) {
 fn run_in_foreground() -> Result<ExitCode, Failure> {
     let daemon = set_up()?;
     if let Err(error) = notify("READY=1") {
-        write_log(Level::Warning, &format!("systemd cannot be told: {error}"));
+        write_log(Severity::LOG_WARNING, &format!("systemd cannot be told: {error}"));
     }
     run(daemon)
 }
@@ -87,7 +86,7 @@ fn run(mut daemon: Daemon) -> Result<ExitCode, Failure> {
     let signal = daemon.run().map_err(|error| format!("the kernel cannot be heard any more: {error}"))?;
     drop(daemon);
     let _ = notify("STOPPING=1");
-    write_log(Level::Info, if signal == libc::SIGTERM { "ends: SIGTERM" } else { "ends: SIGHUP" });
+    write_log(Severity::LOG_INFO, if signal == libc::SIGTERM { "ends: SIGTERM" } else { "ends: SIGHUP" });
     // The exit statuses of rdma-core's iwpmd: 0 after SIGTERM, the number of SIGHUP after SIGHUP.
     Ok(if signal == libc::SIGTERM { ExitCode::SUCCESS } else { ExitCode::from(libc::SIGHUP as u8) })
 }
@@ -115,10 +114,10 @@ fn set_up() -> Result<Daemon, Failure> {
     // signals and the reduced capabilities.
     let log =
         LogQueue::start(log_queue::CAPACITY, write_log).map_err(|error| format!("a thread for the log: {error}"))?;
-    let log = Box::new(move |level, line: &str| log.push(level, line));
+    let log = Box::new(move |severity, line: &str| log.push(severity, line));
     let daemon = Daemon::new(kernel, udp, Some(signals), log).map_err(|error| format!("epoll: {error}"))?;
     let version = env!("CARGO_PKG_VERSION");
-    write_log(Level::Info, &format!("version {version} starts; descriptors for up to {limit} mappings"));
+    write_log(Severity::LOG_INFO, &format!("version {version} starts; descriptors for up to {limit} mappings"));
     Ok(daemon)
 }
 
@@ -126,13 +125,13 @@ fn set_up() -> Result<Daemon, Failure> {
 fn configured_buffer_size() -> usize {
     let bytes = fs::read(settings::PATH).unwrap_or_else(|error| {
         if error.kind() != io::ErrorKind::NotFound {
-            write_log(Level::Warning, &format!("{}: {error}", settings::PATH));
+            write_log(Severity::LOG_WARNING, &format!("{}: {error}", settings::PATH));
         }
         Vec::new()
     });
     let (buffer_size, complaints) = settings::parse_file(&String::from_utf8_lossy(&bytes));
     for complaint in complaints {
-        write_log(Level::Warning, &complaint);
+        write_log(Severity::LOG_WARNING, &complaint);
     }
     buffer_size
 }
@@ -140,17 +139,12 @@ fn configured_buffer_size() -> usize {
 fn set_receive_buffer(kernel: &Link, wanted: usize) {
     match kernel.set_receive_buffer(wanted) {
         Ok(room) if room >= wanted => {}
-        Ok(room) => write_log(Level::Warning, &format!("room for {room} bytes of messages only, not {wanted}")),
-        Err(error) => write_log(Level::Warning, &format!("no more room for messages: {error}")),
+        Ok(room) => write_log(Severity::LOG_WARNING, &format!("room for {room} bytes of messages only, not {wanted}")),
+        Err(error) => write_log(Severity::LOG_WARNING, &format!("no more room for messages: {error}")),
     }
 }
 
-fn write_log(level: Level, line: &str) {
-    let severity = match level {
-        Level::Error => Severity::LOG_ERR,
-        Level::Warning => Severity::LOG_WARNING,
-        Level::Info => Severity::LOG_INFO,
-    };
+fn write_log(severity: Severity, line: &str) {
     let _ = syslog(severity, &line.replace('\0', ""));
 }
 

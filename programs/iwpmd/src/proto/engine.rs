@@ -9,22 +9,13 @@ mod peers;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
+use nix::syslog::Severity;
+
 pub use self::kernel::Opening;
 use self::listing::Listing;
 use super::mappings::{Clients, Mappings, PortId};
 use super::netlink::{self, Header, Value};
 use super::requests::{PeerRequests, Queries};
-
-/// The level of a line of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// An operation failed.
-    Error,
-    /// An operation may have failed.
-    Warning,
-    /// For information.
-    Info,
-}
 
 /// The two UDP sockets of each address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +49,7 @@ pub enum Action {
     /// Release a port.
     Close(PortId),
     /// Write a line to the log.
-    Log(Level, String),
+    Log(Severity, String),
 }
 
 /// Statistics since the start.
@@ -172,8 +163,8 @@ impl Engine {
         lines
     }
 
-    fn log(&mut self, level: Level, text: String) {
-        self.actions.push_back(Action::Log(level, text));
+    fn log(&mut self, severity: Severity, text: String) {
+        self.actions.push_back(Action::Log(severity, text));
     }
 
     fn send_to_kernel(&mut self, client: u8, op: u16, values: &[Value<'_>]) {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Action, Engine, Level};
+use super::{Action, Engine};
 use crate::proto::mappings::{Mapping, PortId, key};
 use crate::proto::netlink::{
     ErrorCode, Header, Incoming, KernelMessage, LIBRARY, VERSION, VERSION_MIN, Value, is_hello,
@@ -11,6 +11,7 @@ use crate::proto::requests::Query;
 use crate::proto::uapi::*;
 use nix::Result;
 use nix::errno::Errno;
+use nix::syslog::Severity::{LOG_ERR, LOG_INFO, LOG_WARNING};
 
 /// A port to be bound, and the kernel's request that needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ impl Engine {
             }
             Incoming::Malformed(header) => {
                 self.note_sequence(header.seq);
-                self.log(Level::Warning, format!("a message of the kernel cannot be read: operation {}", header.op));
+                self.log(LOG_WARNING, format!("a message of the kernel cannot be read: operation {}", header.op));
                 // The kernel waits for answers to these only.
                 let answered = [RDMA_NL_IWPM_REG_PID, RDMA_NL_IWPM_ADD_MAPPING, RDMA_NL_IWPM_QUERY_MAPPING];
                 if answered.contains(&header.op) {
@@ -80,13 +81,13 @@ impl Engine {
             KernelMessage::Remove(local) => self.remove(header, local),
             KernelMessage::MapInfo { local, mapped, flags } => self.restore(header, local, mapped, flags, now),
             KernelMessage::MapInfoNumber(sent) => self.listed(header, sent),
-            KernelMessage::Error(code) => self.log(Level::Warning, format!("the kernel reports error {code}")),
+            KernelMessage::Error(code) => self.log(LOG_WARNING, format!("the kernel reports error {code}")),
         }
     }
 
     fn hello(&mut self, header: Header, version: u16, now: u64) {
         if !(VERSION_MIN..=VERSION).contains(&version) {
-            self.log(Level::Error, format!("the kernel speaks version {version} of the protocol, this is {VERSION}"));
+            self.log(LOG_ERR, format!("the kernel speaks version {version} of the protocol, this is {VERSION}"));
             return self.error(header, ErrorCode::Version);
         }
         self.version = version;
@@ -99,11 +100,11 @@ impl Engine {
             // previous one.
             self.actions.push_back(Action::KernelRetry(message.to_vec()));
         } else if is_hello(message) {
-            self.log(Level::Info, format!("the kernel does not know greetings: version {VERSION_MIN} of the protocol"));
+            self.log(LOG_INFO, format!("the kernel does not know greetings: version {VERSION_MIN} of the protocol"));
             self.version = VERSION_MIN;
             self.list(now);
         } else {
-            self.log(Level::Info, format!("the kernel refuses a message: {}", Errno::from_raw(errno)));
+            self.log(LOG_INFO, format!("the kernel refuses a message: {}", Errno::from_raw(errno)));
         }
     }
 
@@ -209,10 +210,7 @@ impl Engine {
             return;
         }
         if self.mappings.overlapping(key(&local)).is_some() || local.ip() != mapped.ip() {
-            self.log(
-                Level::Warning,
-                format!("{local} cannot be mapped to {mapped} again: it overlaps another mapping"),
-            );
+            self.log(LOG_WARNING, format!("{local} cannot be mapped to {mapped} again: it overlaps another mapping"));
             return self.error(header, ErrorCode::DuplicateMapping);
         }
         self.open(header, local, flags, mapped.port(), Purpose::Restore, now);
@@ -238,7 +236,7 @@ impl Engine {
         match port {
             Ok(port) => mapped.set_port(port),
             Err(error) => {
-                self.log(Level::Error, format!("no port can be had for {local}: {error}"));
+                self.log(LOG_ERR, format!("no port can be had for {local}: {error}"));
                 return self.refuse(header, local, ErrorCode::CreateMapping);
             }
         }

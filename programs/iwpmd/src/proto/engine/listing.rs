@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use super::{Engine, Level};
+use nix::syslog::Severity::LOG_WARNING;
+
+use super::Engine;
 use crate::proto::mappings::Mapping;
 use crate::proto::netlink::{Header, LIBRARY, VERSION_MIN, Value};
 use crate::proto::uapi::{RDMA_NL_IWCM, RDMA_NL_IWPM_MAPINFO, RDMA_NL_IWPM_MAPINFO_NUM};
@@ -71,7 +73,7 @@ impl Engine {
         self.counts.overruns += 1;
         if self.listing.due.is_none() {
             self.listing.due = Some(now.max(self.listing.started + MIN_INTERVAL_MS));
-            self.log(Level::Warning, "messages of the kernel were lost: it is asked for its mappings again".into());
+            self.log(LOG_WARNING, "messages of the kernel were lost: it is asked for its mappings again".into());
         }
         self.list_if_due(now);
     }

@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-use super::{Action, Engine, Level, Socket};
-use crate::proto::mappings::key;
+use nix::syslog::Severity::LOG_INFO;
+
+use super::{Action, Engine, Socket};
 use crate::proto::netlink::{ErrorCode, Value};
 use crate::proto::requests::{Due, Query, Recorded};
 use crate::proto::uapi::{RDMA_NL_IWPM_QUERY_MAPPING, RDMA_NL_IWPM_REMOTE_INFO};
@@ -93,10 +94,10 @@ impl Engine {
                 Due::Resend(to, message) => self.send(Socket::Client, None, to, &message),
                 Due::TimedOut(query) => {
                     self.counts.unanswered += 1;
-                    let (local, remote) = (query.local, key(&query.remote));
+                    let (local, remote) = (query.local, query.remote);
                     self.log(
-                        Level::Info,
-                        format!("no port mapper answers for {}, port {}, to {local}", remote.ip, remote.port),
+                        LOG_INFO,
+                        format!("no port mapper answers for {}, port {}, to {local}", remote.ip(), remote.port()),
                     );
                     self.release(&query);
                     self.error(query.header, ErrorCode::UnknownMapping);
