@@ -241,12 +241,13 @@ impl Endpoint {
     /// Posts a send or receive of the buffer by `post`, the function `name` of the device.
     ///
     /// # Safety
-    /// The id has a QP; the buffer lives until the work request completes.
+    /// `post` is a function of the id's device; the id has a QP; the buffer lives until the work
+    /// request completes.
     unsafe fn post(&mut self, post: Option<Post>, name: &str) -> Result<(), String> {
         let post = post.ok_or("the device cannot post work requests")?;
         let mut sge = Sge { addr: self.buffer.as_mut_ptr() as u64, length: MESSAGE.len() as u32, lkey: self.lkey };
         // SAFETY: all zeros are a valid work request, of which a receive uses only the first
-        // fields. The id has a QP: guaranteed by the caller.
+        // fields. The id has a QP, for which `post` is a function: guaranteed by the caller.
         let error = unsafe {
             let mut request: WorkRequest = zeroed();
             (request.sg_list, request.num_sge) = (&raw mut sge, 1);
