@@ -77,14 +77,18 @@ impl Link {
         Ok(getsockopt(&self.socket, sockopt::RcvBuf)? / 2)
     }
 
-    /// Receives the next messages into `buffer`, whose size it sets.
+    /// Receives the next messages into `buffer`, whose size it sets. Queues the messages of
+    /// [`send_when_drained`](Self::send_when_drained) for sending if there are no more.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Input> {
         buffer.resize(self.buffer_size, 0);
         let (mut parts, flags) = ([IoSliceMut::new(buffer)], MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
         let (size, from) = match recvmsg::<NetlinkAddr>(self.socket.as_raw_fd(), &mut parts, None, flags) {
             Ok(message) => (message.bytes, message.address),
             Err(Errno::EINTR) => return Ok(Input::Ignored),
-            Err(Errno::EAGAIN) => return Ok(Input::Drained),
+            Err(Errno::EAGAIN) => {
+                self.unsent.extend(self.retries.drain(..));
+                return Ok(Input::Drained);
+            }
             Err(Errno::ENOBUFS) => return Ok(Input::Overrun),
             Err(error) => return Err(error),
         };
@@ -109,11 +113,6 @@ impl Link {
     /// refuse the message with EBUSY again.
     pub fn send_when_drained(&mut self, bytes: Vec<u8>) {
         self.retries.push(bytes);
-    }
-
-    /// Queues the messages of `send_when_drained` for sending, because the socket is drained.
-    pub fn drained(&mut self) {
-        self.unsent.extend(self.retries.drain(..));
     }
 
     /// Sends queued messages until the socket is full. Fails with the first error that has lost a
@@ -181,7 +180,7 @@ mod tests {
         let mut byte = [0];
         assert!(kernel.recv(&mut byte).is_ok() && byte == [2]);
         assert!(kernel.recv(&mut byte).is_err());
-        link.drained();
+        assert_eq!(link.receive(&mut Vec::new()), Ok(Input::Drained));
         link.flush().unwrap();
         assert!(kernel.recv(&mut byte).is_ok() && byte == [1] && !link.has_unsent());
     }

@@ -162,7 +162,6 @@ impl Daemon {
                 }
                 Input::Ignored => {}
                 Input::Drained => {
-                    self.kernel.drained();
                     self.flush();
                     break;
                 }
