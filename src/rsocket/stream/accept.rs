@@ -64,7 +64,7 @@ impl Stream {
         match &mut state.phase {
             Phase::Idle => {}
             Phase::Listening(listening) => {
-                listening.set_backlog(backlog);
+                listening.backlog = backlog;
                 answer_waiting(state);
                 return Ok(());
             }
@@ -180,7 +180,7 @@ impl Stream {
             }
         };
         listening.has_descriptors();
-        if let Some((request, peer)) = listening.next_waiting() {
+        if let Some((request, peer)) = listening.waiting.pop_front() {
             state = self.answer(state, request, peer, descriptors);
         }
         answer_waiting(state);
@@ -301,12 +301,12 @@ impl Stream {
         flags: c_int,
     ) -> Result<Arc<Stream>> {
         // The stream owns the id and the connection: on failure it destroys the QP before the id.
-        let stream = Stream::with(self.domain, id, options, Phase::Accepting(Arc::downgrade(self)))?;
+        let phase = Phase::Accepting(Arc::downgrade(self));
+        let stream = Stream::with(self.domain, State { phase, options, flags, id: Some(id), ..State::default() })?;
         let mut state = stream.lock();
         let unconnected = state.make_unconnected()?;
         let offer = unconnected.connection_data().emit();
         stream.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
-        state.flags = flags;
         state.connection = Some(unconnected.connect(peer, takes_reads)?);
         // Register before accepting: a later failure would end a connection that the peer has seen
         // established.

@@ -104,11 +104,11 @@ pub(super) trait Handshake {
 
 /// A listener's unaccepted connections.
 pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
-    backlog: usize,
+    pub backlog: usize,
     /// The time from which on requests are answered. `None` after this time, or after raccept(3).
     answers_from: Option<Instant>,
-    /// Requests that were not answered yet, oldest first.
-    waiting: VecDeque<R>,
+    /// Requests that were not answered yet, oldest first. Dropping a request rejects it.
+    pub waiting: VecDeque<R>,
     /// The listener is about to be closed, and answers no more requests.
     is_ending: bool,
     /// Number of consecutive turns in which requests were only read.
@@ -139,10 +139,6 @@ impl<S: Handshake, R> Listening<S, R> {
             ready: VecDeque::new(),
             _entry: entry,
         }
-    }
-
-    pub fn set_backlog(&mut self, backlog: usize) {
-        self.backlog = backlog;
     }
 
     /// Notes that raccept(3) was called. Returns whether requests were waiting for the call.
@@ -202,11 +198,6 @@ impl<S: Handshake, R> Listening<S, R> {
         self.waiting.front().filter(|_| gone < limit)
     }
 
-    /// Takes the oldest request, if there is one.
-    pub fn next_waiting(&mut self) -> Option<R> {
-        self.waiting.pop_front()
-    }
-
     /// Notes that there are no descriptors for the next connection. Returns whether they have been
     /// lacking for `time`.
     pub fn lacks_descriptors_for(&mut self, time: Duration) -> bool {
@@ -252,16 +243,6 @@ impl<S: Handshake, R> Listening<S, R> {
     pub fn answer_no_more(&mut self) -> usize {
         self.is_ending = true;
         self.answering + self.pending.len() + self.ready.len()
-    }
-
-    /// Takes the waiting requests. Dropping them rejects them.
-    pub fn take_waiting(&mut self) -> VecDeque<R> {
-        mem::take(&mut self.waiting)
-    }
-
-    /// Forgets the waiting requests in a child of fork(): they belong to the parent.
-    pub fn forget_waiting(&mut self) {
-        mem::forget(self.take_waiting());
     }
 
     /// Returns whether raccept(3) would return a connection.
@@ -482,7 +463,7 @@ mod tests {
         assert_eq!(listening.oldest_pending(4, from_six), None);
         assert_eq!(listening.oldest_pending(4, from_six), Some(&6));
         assert_eq!(listening.oldest_pending(4, from_six), Some(&6));
-        assert_eq!(listening.next_waiting(), Some(6));
+        assert_eq!(listening.waiting.pop_front(), Some(6));
         // The time that the dropped requests lacked descriptors does not count for the next one.
         assert!(listening.lacks_descriptors_for(Duration::ZERO));
         assert_eq!(listening.oldest_pending(4, |_| false), None);
@@ -541,7 +522,7 @@ mod tests {
     fn admit_next(listening: &mut Fixture) -> Option<usize> {
         let (slot, evicted) = listening.admit()?;
         assert!(evicted.is_none() && listening.add_pending(Arc::default(), slot).is_none());
-        listening.next_waiting()
+        listening.waiting.pop_front()
     }
 
     #[test]
@@ -566,13 +547,13 @@ mod tests {
             assert_eq!(listening.requests_to_read(MORE), MORE);
             listening.add_waiting(number);
         }
-        assert!(!listening.may_answer(false) && listening.next_waiting() == Some(MORE));
+        assert!(!listening.may_answer(false) && listening.waiting.pop_front() == Some(MORE));
         // A larger backlog is not used up.
-        listening.set_backlog(3);
+        listening.backlog = 3;
         assert_eq!(listening.requests_to_read(MORE), 1);
         listening.add_waiting(0);
         assert!(listening.may_answer(false) && listening.requests_to_read(MORE) == 0);
-        listening.set_backlog(MIN_WAITING_LIMIT + MORE);
+        listening.backlog = MIN_WAITING_LIMIT + MORE;
         assert!(!listening.may_answer(false) && listening.requests_to_read(2 * MORE) == MORE);
     }
 
@@ -585,7 +566,7 @@ mod tests {
         assert!(matches!(listening.finish(&first, true), Finished::Ready) && !listening.awaits_accept());
         // The second connection turns out to be established when a request is about to evict it.
         second.establish();
-        let request = listening.next_waiting().unwrap();
+        let request = listening.waiting.pop_front().unwrap();
         assert!(listening.admit().is_none() && listening.awaits_accept());
         listening.put_back(request);
         assert!(listening.next().is_some() && !listening.awaits_accept());

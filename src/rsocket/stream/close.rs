@@ -6,6 +6,7 @@
 //! returned. No stream delays another one. exit(3) waits for all endings together.
 
 use std::ffi::c_int;
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -495,7 +496,7 @@ impl Stream {
         // meanwhile need the lock. No other thread uses the id and the channel that rejecting
         // needs.
         if let Phase::Listening(listening) = &mut phase {
-            drop(listening.take_waiting());
+            drop(mem::take(&mut listening.waiting));
         }
         match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(state) => {
@@ -528,7 +529,7 @@ impl Stream {
     /// unaccepted connections are dropped, and the socket keeps its address.
     pub(super) fn stop_listening(&self, mut state: Guard<'_>) -> Result<()> {
         let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
-        let waiting = listening.take_waiting();
+        let waiting = mem::take(&mut listening.waiting);
         let streams = listening.take_all();
         let result = self.reset(&mut state);
         state.shut_read = true;

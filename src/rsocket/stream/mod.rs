@@ -21,7 +21,7 @@ mod sockopt;
 mod watching;
 
 use std::ffi::c_int;
-use std::mem::{self, ManuallyDrop};
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -82,7 +82,8 @@ pub enum Received {
     Unusual,
 }
 
-/// State behind a stream's lock.
+/// State behind a stream's lock. By default, that of a new socket without an id.
+#[derive(Default)]
 struct State {
     phase: Phase,
     options: Options,
@@ -135,8 +136,10 @@ struct State {
 }
 
 /// Phase of a stream's life cycle. The tag is a plain byte, because each call compares it.
+#[derive(Default)]
 #[repr(u8)]
 enum Phase {
+    #[default]
     Idle,
     Listening(Listening),
     /// Connecting, as the active side.
@@ -162,19 +165,19 @@ type Guard<'a> = sync::Guard<'a, State>;
 impl Stream {
     /// rsocket(3) for SOCK_STREAM; `flags` may hold SOCK_NONBLOCK and SOCK_CLOEXEC.
     pub fn new(domain: c_int, flags: c_int) -> Result<Arc<Stream>> {
-        let id = CmId::new(port_space(domain))?;
-        let stream = Stream::with(domain, id, Options::new(), Phase::Idle)?;
-        stream.lock().flags = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
+        let id = Some(CmId::new(port_space(domain))?);
         // Channels are close-on-exec with and without SOCK_CLOEXEC (docs/compatibility.md).
-        Ok(stream)
+        let flags = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
+        Stream::with(domain, State { id, flags, ..State::default() })
     }
 
-    fn with(domain: c_int, id: CmId, options: Options, phase: Phase) -> Result<Arc<Stream>> {
+    /// Creates a stream with this state, which has an id.
+    fn with(domain: c_int, state: State) -> Result<Arc<Stream>> {
         try_arc(Stream {
-            fd: id.fd(),
+            fd: state.id()?.fd(),
             domain,
             owner: Owner::this_process(),
-            state: Lock::new(State::new(Some(id), options, phase)),
+            state: Lock::new(state),
             changed: Changes::default(),
             watchers: Watchers::default(),
             edges: AtomicU64::new(0),
@@ -285,36 +288,6 @@ impl Stream {
 }
 
 impl State {
-    fn new(id: Option<CmId>, options: Options, phase: Phase) -> State {
-        State {
-            phase,
-            options,
-            flags: 0,
-            error: None,
-            key: None,
-            connection: None,
-            unconnected: None,
-            id,
-            bound: None,
-            success_unreported: false,
-            ended_with_error: false,
-            rejecting: 0,
-            shut_read: false,
-            shut_write: false,
-            eof: false,
-            handed_over: false,
-            cm_disconnected: false,
-            disconnect_sent: false,
-            background: None,
-            release_due: false,
-            send_lost: false,
-            spinning: Spinning::new(),
-            sleeps: 0,
-            mappings: Mappings::default(),
-            domain: None,
-        }
-    }
-
     /// Returns the connection if a thread sleeps in its completion channel.
     fn with_leader(&mut self) -> Option<&mut Connection> {
         self.connection.as_deref_mut().filter(|connection| connection.channel.leadership.has_leader())
@@ -389,22 +362,18 @@ fn port_space(domain: c_int) -> u32 {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let state = self.state.get_mut();
-        if !self.owner.is_this_process() {
-            // The stream belongs to the parent process: this process owns only copies of the
-            // descriptors, which rclose(3) has closed.
-            if let Phase::Listening(listening) = &mut state.phase {
-                listening.forget_waiting();
-            }
-            let mappings = ManuallyDrop::new(mem::take(&mut state.mappings));
-            let _ = (ManuallyDrop::new(state.connection.take()), mappings);
-            let _ = ManuallyDrop::new(state.unconnected.take());
-            let _ = (ManuallyDrop::new(state.domain.take()), ManuallyDrop::new(state.id.take()));
-            return;
+        if self.owner.is_this_process() {
+            // Releases a stream that the program never got: its listener is gone, or creating the
+            // stream failed.
+            return self.state.get_mut().release();
         }
-        // Releases a stream that the program never got: its listener is gone, or creating the
-        // stream failed.
-        state.release();
+        // The stream belongs to the parent process: this process owns only copies of the
+        // descriptors, which rclose(3) has closed.
+        let State { phase, connection, unconnected, id, mappings, domain, .. } = mem::take(self.state.get_mut());
+        if let Phase::Listening(listening) = phase {
+            mem::forget(listening.waiting);
+        }
+        mem::forget((connection, unconnected, id, mappings, domain));
     }
 }
 
@@ -445,7 +414,7 @@ mod tests {
 
     /// The state of a stream that has neither a device nor a data path.
     pub fn state(phase: Phase) -> State {
-        State::new(None, Options::new(), phase)
+        State { phase, ..State::default() }
     }
 
     /// A listener without connections.

@@ -47,6 +47,12 @@ pub(super) struct Options {
     pub route: Vec<u8>,
 }
 
+impl Default for Options {
+    fn default() -> Options {
+        Options::new()
+    }
+}
+
 /// SO_LINGER. rclose(3) waits for sent data even without it: the data would be lost otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Linger {
