@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use libc::AF_INET6;
 
-use super::backlog::{Finished, Handshake, Listening, Slot};
+use super::backlog::{Finished, Listening, Slot};
 use super::blocking::Wait;
 use super::connect::initiator_depth;
 use super::{Guard, Notice, Phase, State, Stream};
@@ -18,7 +18,7 @@ use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::os::event::EventFd;
 use crate::os::sockaddr::{AF_IB, SockAddr};
-use crate::rsocket::cm_id::{CmId, Event, Request};
+use crate::rsocket::cm_id::{Event, Request};
 use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::{self, ConnData};
@@ -116,18 +116,19 @@ impl Stream {
     }
 
     /// Handles an event of a listener: a connection request, or the removal of its device.
-    pub(super) fn handle_request<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Guard<'a> {
-        let Event { request: Some(_), .. } = event else {
+    pub(super) fn handle_request(&self, state: &mut State, mut event: Event) {
+        let Some(request) = event.request.take() else {
             if event.kind == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL as u32 {
                 // The kernel has destroyed the listening id: no peer can connect any more.
                 state.error = Some(Errno::ENETDOWN);
                 state.shut_read = true;
                 self.notify(Notice::Changed);
             }
-            return state;
+            return;
         };
-        match self.parse_request(event) {
-            Ok((request, peer)) => {
+        // Dropping the request rejects it.
+        match connection_data(self.domain, event.data()) {
+            Ok(peer) => {
                 if let Phase::Listening(listening) = &mut state.phase {
                     listening.add_waiting((request, peer));
                 }
@@ -135,7 +136,6 @@ impl Stream {
             // No call reports the rejection of a request, so log it.
             Err(error) => state.log_rejected(error),
         }
-        state
     }
 
     /// Answers the oldest request whose peer still waits, unless more requests should be read
@@ -151,7 +151,6 @@ impl Stream {
         if !listening.has_waiting() {
             return;
         }
-        self.notify_ready(listening.make_established_ready());
         let now = Instant::now();
         if let Some(time) = listening.answers_later(now).or_else(|| listening.next_eviction(now)) {
             return set_listener_timer(state, time);
@@ -174,37 +173,28 @@ impl Stream {
                 return set_listener_timer(state, Instant::now() + CHANNEL_DELAY);
             }
             Err(error) => {
-                listening.reject_next();
+                drop(listening.waiting.pop_front());
                 state.log_rejected(error);
                 return answer_waiting(state);
             }
         };
-        listening.has_descriptors();
-        if let Some((request, peer)) = listening.waiting.pop_front() {
-            state = self.answer(state, request, peer, descriptors);
-        }
-        answer_waiting(state);
+        self.answer(state, descriptors);
     }
 
-    /// Accepts or rejects a request. The descriptors are for the connection. Returns the lock.
-    fn answer<'a>(
-        self: &'a Arc<Self>,
-        mut state: Guard<'a>,
-        request: Request,
-        peer: ConnData,
-        Descriptors { channel, spare }: Descriptors,
-    ) -> Guard<'a> {
-        let Phase::Listening(listening) = &mut state.phase else { return state };
+    /// Accepts or rejects the oldest request. The descriptors are for the connection.
+    fn answer<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, Descriptors { channel, spare }: Descriptors) {
+        let Phase::Listening(listening) = &mut state.phase else { return };
         let ready = listening.ready_count();
-        let admitted = listening.admit();
-        self.notify_ready(listening.ready_count() - ready);
-        let Some((slot, evicted)) = admitted else {
-            if listening.awaits_accept() {
-                listening.put_back((request, peer));
+        let Some((slot, evicted)) = listening.admit(Stream::evict) else {
+            if listening.ready_count() > ready {
+                self.notify_ready();
+            } else if !listening.awaits_accept() {
+                // The process has no slot: dropping the request rejects it.
+                drop(listening.waiting.pop_front());
             }
-            // Otherwise the process has no slot, and dropping the request rejects it.
-            return state;
+            return answer_waiting(state);
         };
+        let Some((request, peer)) = listening.take_request() else { return };
         let (options, flags) = (state.options.clone(), state.flags);
         let takes_reads = request.takes_reads;
         // Move the id to `channel` under the listener's lock: closing the listener destroys the
@@ -218,50 +208,40 @@ impl Stream {
         }
         let new = admitted.and_then(|id| {
             drop(spare);
-            self.accept_request(id, &peer, takes_reads, options, flags)
+            let phase = Phase::Accepting(Arc::downgrade(self));
+            let state = State { phase, options, flags, id: Some(id), ..State::default() };
+            self.accept_request(state, &peer, takes_reads)
         });
-        match new {
-            Ok(new) => self.add_accepted(new, slot),
-            Err(error) => {
-                state = self.lock();
-                if let Phase::Listening(listening) = &mut state.phase {
-                    listening.answered();
-                }
-                // No call reports the rejection of a request, so log it.
-                state.log_rejected(error);
-                state
-            }
+        let mut state = self.lock();
+        if let Phase::Listening(listening) = &mut state.phase {
+            listening.answered();
         }
+        match new {
+            Ok(new) => state = self.add_accepted(state, &new, slot),
+            // No call reports the rejection of a request, so log it.
+            Err(error) => state.log_rejected(error),
+        }
+        answer_waiting(state);
     }
 
     /// Adds an accepted connection to the listener. The reactor's event thread may have finished
     /// its handshake already, unknown to the listener. Returns the listener's lock.
-    fn add_accepted(&self, new: Arc<Stream>, slot: Slot) -> Guard<'_> {
-        let mut state = self.lock();
-        let refused = match &mut state.phase {
-            Phase::Listening(listening) => {
-                listening.answered();
-                // If the handshake ends after this check, `handshake_done` finds the connection in
-                // the list: it waits for the listener's lock.
-                let progress = new.lock().handshake_result();
-                match progress {
-                    None => listening.add_pending(new, slot),
-                    Some(Ok(())) => listening.add_ready(new, slot).or_else(|| {
-                        self.notify_ready(1);
-                        None
-                    }),
-                    Some(Err(())) => Some(new),
-                }
-            }
+    fn add_accepted<'a>(&'a self, mut state: Guard<'a>, new: &Arc<Stream>, slot: Slot) -> Guard<'a> {
+        let is_listed = match &mut state.phase {
+            Phase::Listening(listening) => listening.add_pending(new, slot),
             // The listener was closed meanwhile.
-            _ => Some(new),
+            _ => false,
         };
-        if let Some(stream) = refused {
-            drop(state);
-            stream.close_unaccepted();
-            state = self.lock();
+        // If the handshake ends after this check, `handshake_done` finds the connection in the
+        // list: it waits for the listener's lock.
+        let result = new.lock().handshake_result();
+        drop(state);
+        match result {
+            _ if !is_listed => new.close_unaccepted(),
+            Some(result) => self.handshake_done(new, result.is_ok()),
+            None => {}
         }
-        state
+        self.lock()
     }
 
     /// Handles the events of the oldest handshake if the next connection request would evict it: a
@@ -271,7 +251,8 @@ impl Stream {
         let mut last = None;
         loop {
             let Phase::Listening(listening) = &state.phase else { return state };
-            let Some(oldest) = listening.next_to_evict().cloned() else { return state };
+            let Some((oldest, ..)) = listening.next_to_evict() else { return state };
+            let oldest = Arc::clone(oldest);
             if last.replace(Arc::as_ptr(&oldest)) == Some(Arc::as_ptr(&oldest)) {
                 return state;
             }
@@ -283,26 +264,11 @@ impl Stream {
         }
     }
 
-    /// Returns a connection request and the peer's connection data. Fails, which rejects the
-    /// request, if the peer is no rsocket.
-    fn parse_request(&self, mut event: Event) -> Result<(Request, ConnData)> {
-        let peer = connection_data(self.domain, event.data())?;
-        Ok((event.request.take().ok_or(Errno::EIO)?, peer))
-    }
-
-    /// Accepts a request, whose id has a channel of its own now. Returns the stream; its handshake
-    /// continues in the background.
-    fn accept_request(
-        self: &Arc<Self>,
-        id: CmId,
-        peer: &ConnData,
-        takes_reads: bool,
-        options: super::Options,
-        flags: c_int,
-    ) -> Result<Arc<Stream>> {
+    /// Accepts a request, whose id has a channel of its own now. Returns the stream with this
+    /// `state`; its handshake continues in the background.
+    fn accept_request(&self, state: State, peer: &ConnData, takes_reads: bool) -> Result<Arc<Stream>> {
         // The stream owns the id and the connection: on failure it destroys the QP before the id.
-        let phase = Phase::Accepting(Arc::downgrade(self));
-        let stream = Stream::with(self.domain, State { phase, options, flags, id: Some(id), ..State::default() })?;
+        let stream = Stream::with(self.domain, state)?;
         let mut state = stream.lock();
         let unconnected = state.make_unconnected()?;
         let offer = unconnected.connection_data().emit();
@@ -325,17 +291,14 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Notifies of `connections` that have become available to raccept(3). The caller holds the
+    /// Notifies of a connection that has become available to raccept(3). The caller holds the
     /// listener's lock. As with accept(2), each connection is an edge and wakes one of the threads
     /// in raccept(3). No wake-up is wasted on a thread that is about to return without a
     /// connection: only threads in raccept(3) sleep for a listener's changes, and such a thread
     /// takes a ready connection whatever ended its sleep. A cancelled thread wakes another one.
-    fn notify_ready(&self, connections: usize) {
-        if connections == 0 {
-            return;
-        }
-        self.edges.fetch_add(connections as u64, Ordering::Relaxed);
-        (0..connections).for_each(|_| self.changed.notify_one());
+    fn notify_ready(&self) {
+        self.edges.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify_one();
         self.watchers.notify(Notice::Changed);
     }
 
@@ -363,7 +326,7 @@ impl Stream {
         let mut state = self.lock();
         let Phase::Listening(listening) = &mut state.phase else { return };
         match listening.finish(connection, succeeded) {
-            Finished::Ready => self.notify_ready(1),
+            Finished::Ready => self.notify_ready(),
             Finished::Dropped(stream) => {
                 answer_waiting(state);
                 stream.close_soon();
@@ -371,6 +334,17 @@ impl Stream {
             // The connection was evicted, is not added yet, or was made ready by `admit`.
             Finished::Unknown => {}
         }
+    }
+
+    /// Ends the handshake of a connection that must give up its slot to another one. Returns false
+    /// if the connection is established; the event thread may not have informed the listener yet.
+    fn evict(&self) -> bool {
+        let mut state = self.lock();
+        let is_established = state.handshake_result() == Some(Ok(()));
+        if !is_established {
+            state.phase = Phase::Failed { reported: false };
+        }
+        !is_established
     }
 }
 
@@ -400,21 +374,6 @@ fn set_listener_timer(state: Guard<'_>, time: Instant) {
     let key = state.key;
     drop(state);
     key.into_iter().for_each(|key| reactor::set_timer_by(key, time));
-}
-
-impl Handshake for Stream {
-    fn is_established(&self) -> bool {
-        self.lock().handshake_result() == Some(Ok(()))
-    }
-
-    fn evict(&self) -> bool {
-        let mut state = self.lock();
-        let is_established = state.handshake_result() == Some(Ok(()));
-        if !is_established {
-            state.phase = Phase::Failed { reported: false };
-        }
-        !is_established
-    }
 }
 
 impl State {

@@ -92,16 +92,6 @@ pub(super) enum Finished<S = Stream> {
     Unknown,
 }
 
-/// An unaccepted connection, whose handshake the reactor's event thread serves.
-pub(super) trait Handshake {
-    /// Returns whether the handshake has succeeded, even if the event thread has not informed the
-    /// listener yet.
-    fn is_established(&self) -> bool;
-    /// Ends the handshake of a connection that must give up its slot to another one. Returns false
-    /// if the connection is established; the event thread may not have informed the listener yet.
-    fn evict(&self) -> bool;
-}
-
 /// A listener's unaccepted connections.
 pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     pub backlog: usize,
@@ -125,7 +115,7 @@ pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     _entry: Option<socket_table::Entry>,
 }
 
-impl<S: Handshake, R> Listening<S, R> {
+impl<S, R> Listening<S, R> {
     pub fn new(backlog: usize, entry: Option<socket_table::Entry>) -> Listening<S, R> {
         Listening {
             backlog,
@@ -155,7 +145,9 @@ impl<S: Handshake, R> Listening<S, R> {
     /// Queues a request for an answer. If too many requests wait, the oldest one is rejected, and
     /// without memory the new one.
     pub fn add_waiting(&mut self, request: R) {
-        if self.waiting_space() == 0 {
+        if self.waiting.is_empty() {
+            self.starved = None;
+        } else if self.waiting_space() == 0 {
             self.waiting.pop_front();
         }
         if self.waiting.try_reserve(1).is_ok() {
@@ -194,7 +186,6 @@ impl<S: Handshake, R> Listening<S, R> {
         let examined = self.waiting.iter().take(limit);
         let gone = examined.take_while(|request| !is_pending(request)).count();
         drop(self.waiting.drain(..gone));
-        self.end_starving();
         self.waiting.front().filter(|_| gone < limit)
     }
 
@@ -204,27 +195,11 @@ impl<S: Handshake, R> Listening<S, R> {
         self.starved.get_or_insert_with(Instant::now).elapsed() >= time
     }
 
-    /// Notes that there are descriptors for the next connection.
-    pub fn has_descriptors(&mut self) {
-        self.starved = None;
-    }
-
-    /// Rejects the oldest request.
-    pub fn reject_next(&mut self) {
-        drop(self.waiting.pop_front());
-        self.end_starving();
-    }
-
-    /// If no request waits, resets the time for which requests have lacked descriptors.
-    fn end_starving(&mut self) {
-        self.starved = self.starved.filter(|_| self.has_waiting());
-    }
-
-    /// Puts back the request that was taken last, or rejects it if there is no memory.
-    pub fn put_back(&mut self, request: R) {
-        if self.waiting.try_reserve(1).is_ok() {
-            self.waiting.push_front(request);
-        }
+    /// Takes the oldest request, which the caller answers.
+    pub fn take_request(&mut self) -> Option<R> {
+        let request = self.waiting.pop_front()?;
+        self.answering += 1;
+        Some(request)
     }
 
     /// Returns whether requests wait until raccept(3) takes a connection: the backlog is used up,
@@ -266,92 +241,54 @@ impl<S: Handshake, R> Listening<S, R> {
         own >= self.backlog || !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit())
     }
 
-    /// Returns the oldest pending connection, and the beginning of its handshake, if there is no
-    /// slot for a new one.
-    fn oldest_without_slot(&self) -> Option<(&Arc<S>, Instant)> {
-        let oldest = self.pending.front().filter(|_| self.is_full());
-        oldest.map(|(oldest, _, begun)| (oldest, *begun))
-    }
-
     /// Returns the oldest pending connection if there is no slot for a new one.
-    pub fn next_to_evict(&self) -> Option<&Arc<S>> {
-        self.oldest_without_slot().map(|(oldest, _)| oldest)
+    pub fn next_to_evict(&self) -> Option<&(Arc<S>, Slot, Instant)> {
+        self.pending.front().filter(|_| self.is_full())
     }
 
     /// Returns the time at which the oldest pending connection may be evicted. Returns `None` if
     /// the time has come, or no connection has to be evicted.
     pub fn next_eviction(&self, now: Instant) -> Option<Instant> {
-        let (_, begun) = self.oldest_without_slot()?;
+        let (_, _, begun) = self.next_to_evict()?;
         // The more requests wait, the less time there is: most of them may be hostile.
         let time = MIN_HANDSHAKE_TIME / (1 + self.waiting.len() as u32 / WAITING_PER_SHARE);
-        Some(begun + time).filter(|&time| time > now)
+        Some(*begun + time).filter(|&time| time > now)
     }
 
-    /// If there is no slot for a new connection, makes established connections at the head of the
-    /// pending list available to raccept(3), so that [`next_eviction`](Self::next_eviction) sees
-    /// the connection that would be evicted. Returns their number.
-    pub fn make_established_ready(&mut self) -> usize {
-        let before = self.ready.len();
-        while self.next_to_evict().is_some_and(|oldest| oldest.is_established())
-            && self.ready.try_reserve(1).is_ok()
-            && let Some((stream, slot, _)) = self.pending.pop_front()
+    /// Takes a slot for a new connection, whose descriptors the caller has. Without a free one,
+    /// evicts the oldest pending connection and returns it with its slot; the caller closes it.
+    /// Returns `None` if there is none to evict, and if it is established, as `evict` reports by
+    /// false: then it is made available to raccept(3), and the request waits.
+    pub fn admit(&mut self, evict: impl FnOnce(&S) -> bool) -> Option<(Slot, Option<Arc<S>>)> {
+        self.starved = None;
+        let own = self.pending.len() + self.ready.len();
+        if own < self.backlog
+            && let Some(slot) = Slot::take(own)
         {
-            self.ready.push_back((stream, slot));
+            return Some((slot, None));
         }
-        self.ready.len() - before
-    }
-
-    /// Takes a slot for a new connection. Without a free one, evicts the oldest pending connection
-    /// and returns it with its slot; the caller closes it. Pending connections that turn out to be
-    /// established are made available to raccept(3). Returns `None` if none can be evicted: then
-    /// the request waits if [`awaits_accept`](Self::awaits_accept), and is rejected otherwise.
-    pub fn admit(&mut self) -> Option<(Slot, Option<Arc<S>>)> {
-        let admitted = self.take_slot();
-        self.answering += usize::from(admitted.is_some());
-        admitted
-    }
-
-    fn take_slot(&mut self) -> Option<(Slot, Option<Arc<S>>)> {
-        self.pending.try_reserve(1).ok()?;
-        loop {
-            let own = self.pending.len() + self.ready.len();
-            if own < self.backlog
-                && let Some(slot) = Slot::take(own)
-            {
-                return Some((slot, None));
-            }
-            let (oldest, slot, _) = self.pending.pop_front()?;
-            if oldest.evict() || self.ready.try_reserve(1).is_err() {
-                return Some((slot, Some(oldest)));
-            }
-            self.ready.push_back((oldest, slot));
+        let (oldest, slot, _) = self.pending.pop_front()?;
+        if evict(&oldest) || self.ready.try_reserve(1).is_err() {
+            return Some((slot, Some(oldest)));
         }
+        self.ready.push_back((oldest, slot));
+        None
     }
 
-    /// Notes that an admitted request was answered: its connection is added next, or has failed.
-    /// The counter may be 0 if the listener was shut down, and listened again, since the admission.
+    /// Notes that a request that was taken is answered: its connection is added next, or has failed.
+    /// The counter may be 0 if the listener was shut down, and listened again, in between.
     pub fn answered(&mut self) {
         self.answering = self.answering.saturating_sub(1);
     }
 
-    /// Adds a connection whose handshake begins. Returns it if there is no memory: the caller has
-    /// to close it.
-    pub fn add_pending(&mut self, stream: Arc<S>, slot: Slot) -> Option<Arc<S>> {
-        if self.pending.try_reserve(1).is_err() {
-            return Some(stream);
+    /// Adds a connection whose handshake begins. Returns false if there is no memory: the caller
+    /// has to close it.
+    pub fn add_pending(&mut self, stream: &Arc<S>, slot: Slot) -> bool {
+        let has_memory = self.pending.try_reserve(1).is_ok();
+        if has_memory {
+            self.pending.push_back((Arc::clone(stream), slot, Instant::now()));
         }
-        self.pending.push_back((stream, slot, Instant::now()));
-        None
-    }
-
-    /// Adds an established connection. Returns it if there is no memory: the caller has to close
-    /// it.
-    pub fn add_ready(&mut self, stream: Arc<S>, slot: Slot) -> Option<Arc<S>> {
-        if self.ready.try_reserve(1).is_err() {
-            return Some(stream);
-        }
-        self.ready.push_back((stream, slot));
-        None
+        has_memory
     }
 
     /// Ends the handshake of a connection: makes it ready if it has `succeeded`, or removes it.
@@ -361,8 +298,11 @@ impl<S: Handshake, R> Listening<S, R> {
         else {
             return Finished::Unknown;
         };
-        let refused = if succeeded { self.add_ready(stream, slot) } else { Some(stream) };
-        refused.map_or(Finished::Ready, Finished::Dropped)
+        if !succeeded || self.ready.try_reserve(1).is_err() {
+            return Finished::Dropped(stream);
+        }
+        self.ready.push_back((stream, slot));
+        Finished::Ready
     }
 
     /// Takes all connections, which the caller closes. The caller has taken the waiting requests.
@@ -389,16 +329,11 @@ mod tests {
         fn establish(&self) {
             self.is_established.store(true, Ordering::Relaxed);
         }
-    }
-
-    impl Handshake for Peer {
-        fn is_established(&self) -> bool {
-            self.is_established.load(Ordering::Relaxed)
-        }
 
         fn evict(&self) -> bool {
-            self.is_evicted.store(!self.is_established(), Ordering::Relaxed);
-            !self.is_established()
+            let is_evicted = !self.is_established.load(Ordering::Relaxed);
+            self.is_evicted.store(is_evicted, Ordering::Relaxed);
+            is_evicted
         }
     }
 
@@ -410,9 +345,8 @@ mod tests {
         let mut listening = Fixture::new(2, None);
         let peers = [Arc::default(), Arc::default()];
         for peer in &peers {
-            let (slot, evicted) = listening.admit().unwrap();
-            assert!(evicted.is_none() && listening.add_pending(Arc::clone(peer), slot).is_none());
-            listening.answered();
+            let (slot, evicted) = listening.admit(Peer::evict).unwrap();
+            assert!(evicted.is_none() && listening.add_pending(peer, slot));
         }
         (listening, peers)
     }
@@ -432,27 +366,22 @@ mod tests {
     #[test]
     fn an_established_connection_is_not_evicted() {
         let (mut listening, [first, second]) = full();
-        first.establish();
-        let (slot, evicted) = listening.admit().unwrap();
-        assert!(Arc::ptr_eq(&evicted.unwrap(), &second) && second.is_evicted.load(Ordering::Relaxed));
-        // The event thread informs the listener afterwards.
-        assert!(matches!(listening.finish(&first, true), Finished::Unknown));
-        assert_eq!(listening.ready_count(), 1);
-        // There is no handshake to evict.
-        second.establish();
-        assert!(listening.add_ready(second, slot).is_none() && listening.admit().is_none());
-        assert!(Arc::ptr_eq(&listening.next().unwrap(), &first) && listening.admit().is_some());
-    }
-
-    #[test]
-    fn established_connections_are_made_ready_before_the_next_one_waits() {
-        let (mut listening, [first, second]) = full();
-        assert_eq!(listening.make_established_ready(), 0);
         assert!(listening.next_eviction(Instant::now()).is_some());
         first.establish();
+        assert!(listening.admit(Peer::evict).is_none());
+        assert_eq!(listening.ready_count(), 1);
+        // The event thread informs the listener afterwards.
+        assert!(matches!(listening.finish(&first, true), Finished::Unknown));
+        // The next one has its own time.
+        assert!(listening.next_eviction(Instant::now()).is_some());
+        let (slot, evicted) = listening.admit(Peer::evict).unwrap();
+        assert!(Arc::ptr_eq(&evicted.unwrap(), &second) && second.is_evicted.load(Ordering::Relaxed));
+        assert!(listening.add_pending(&second, slot));
         second.establish();
-        assert_eq!((listening.make_established_ready(), listening.make_established_ready()), (2, 0));
-        assert_eq!((listening.ready_count(), listening.next_eviction(Instant::now())), (2, None));
+        assert!(listening.admit(Peer::evict).is_none() && listening.ready_count() == 2);
+        // There is no handshake to evict.
+        assert!(listening.next_eviction(Instant::now()).is_none() && listening.admit(Peer::evict).is_none());
+        assert!(Arc::ptr_eq(&listening.next().unwrap(), &first) && listening.admit(Peer::evict).is_some());
     }
 
     #[test]
@@ -467,7 +396,9 @@ mod tests {
         // The time that the dropped requests lacked descriptors does not count for the next one.
         assert!(listening.lacks_descriptors_for(Duration::ZERO));
         assert_eq!(listening.oldest_pending(4, |_| false), None);
-        assert!(!listening.has_waiting() && listening.starved.is_none());
+        assert!(!listening.has_waiting());
+        listening.add_waiting(10);
+        assert!(listening.starved.is_none());
     }
 
     #[test]
@@ -478,9 +409,8 @@ mod tests {
         assert!(matches!(ready, Finished::Ready) && listening.answer_no_more() == 2 && !listening.has_waiting());
         listening.add_waiting(2);
         assert!(!listening.has_waiting() && listening.next().is_some());
-        // Another request was admitted before, and is still being answered.
-        let admitted = listening.admit();
-        assert_eq!((admitted.is_some(), listening.answer_no_more()), (true, 2));
+        // Another request was taken before, and is still being answered.
+        assert_eq!((listening.take_request(), listening.answer_no_more()), (Some(1), 2));
         listening.answered();
         assert_eq!(listening.answer_no_more(), 1);
         let mut another = Fixture::new(2, None);
@@ -494,7 +424,7 @@ mod tests {
         assert!(matches!(listening.finish(&first, false), Finished::Dropped(dropped) if Arc::ptr_eq(&dropped, &first)));
         assert!(listening.next_to_evict().is_none());
         assert!(matches!(listening.finish(&second, true), Finished::Ready));
-        assert!(listening.admit().is_some_and(|(_, evicted)| evicted.is_none()));
+        assert!(listening.admit(Peer::evict).is_some_and(|(_, evicted)| evicted.is_none()));
     }
 
     /// Reads requests in turns until `unread` is 0, as the reactor does, and answers those that it
@@ -520,9 +450,9 @@ mod tests {
 
     /// Answers the oldest request; its handshake goes on.
     fn admit_next(listening: &mut Fixture) -> Option<usize> {
-        let (slot, evicted) = listening.admit()?;
-        assert!(evicted.is_none() && listening.add_pending(Arc::default(), slot).is_none());
-        listening.waiting.pop_front()
+        let (slot, evicted) = listening.admit(Peer::evict)?;
+        assert!(evicted.is_none() && listening.add_pending(&Arc::default(), slot));
+        listening.take_request()
     }
 
     #[test]
@@ -566,9 +496,7 @@ mod tests {
         assert!(matches!(listening.finish(&first, true), Finished::Ready) && !listening.awaits_accept());
         // The second connection turns out to be established when a request is about to evict it.
         second.establish();
-        let request = listening.waiting.pop_front().unwrap();
-        assert!(listening.admit().is_none() && listening.awaits_accept());
-        listening.put_back(request);
+        assert!(listening.admit(Peer::evict).is_none() && listening.awaits_accept());
         assert!(listening.next().is_some() && !listening.awaits_accept());
         assert!(admit_next(&mut listening) == Some(1) && listening.has_waiting());
     }

@@ -168,7 +168,8 @@ impl Stream {
     /// Handles an event of the connection manager. Returns `None` if it has released the lock.
     pub(super) fn handle_event<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Option<Guard<'a>> {
         if let Phase::Listening(_) = state.phase {
-            return Some(self.handle_request(state, event));
+            self.handle_request(&mut state, event);
+            return Some(state);
         }
         let kind = crate::ffi::rdma_cm_event_type::from_number(event.kind);
         let step = match (&state.phase, kind) {
