@@ -34,7 +34,9 @@ const CHANNEL_DELAY: Duration = Duration::from_millis(10);
 /// How long requests wait for descriptors before they are rejected. The peer may be in this
 /// process, and close descriptors when its call fails.
 const STARVED_TIME: Duration = Duration::from_secs(1);
-/// Number of requests that the reactor reads in a turn before it serves other streams.
+/// Number of requests that the reactor reads in a turn before it answers one and serves other
+/// streams: the kernel drops requests that do not fit its queue, and a peer repeats a dropped
+/// request only after seconds.
 pub(super) const REQUESTS_PER_TURN: usize = 32;
 
 /// The two descriptors that a connection needs. A request waits until they are available.
@@ -138,16 +140,9 @@ impl Stream {
         }
     }
 
-    /// Answers the oldest request whose peer still waits, unless more requests should be read
-    /// first: the kernel drops requests that do not fit its queue, and a peer repeats a dropped
-    /// request only after seconds. `is_drained`: all requests were read.
-    pub(super) fn answer_next<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, is_drained: bool) {
+    /// Answers the oldest request whose peer still waits.
+    pub(super) fn answer_next<'a>(self: &'a Arc<Self>, mut state: Guard<'a>) {
         let Phase::Listening(listening) = &mut state.phase else { return };
-        if !listening.may_answer(is_drained) {
-            // If this turn has read the last request, the channel is not readable any more: the
-            // timer continues.
-            return answer_waiting(state);
-        }
         if !listening.has_waiting() {
             return;
         }

@@ -27,8 +27,6 @@ const MIN_LIMIT: usize = 4;
 /// Minimum limit of unanswered requests per listener; a larger backlog raises the limit. A request
 /// uses a kernel id, but no descriptor.
 const MIN_WAITING_LIMIT: usize = 1024;
-/// Maximum number of consecutive turns of the reactor in which requests are only read.
-const MAX_READING_TURNS: u32 = 8;
 
 /// How long requests wait after rlisten(3) unless raccept(3) is called. Programs may set the
 /// options of their connections right after rlisten(3), because rdma-core answers requests in
@@ -101,8 +99,6 @@ pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     pub waiting: VecDeque<R>,
     /// The listener is about to be closed, and answers no more requests.
     is_ending: bool,
-    /// Number of consecutive turns in which requests were only read.
-    reading_turns: u32,
     /// Since when the waiting requests have lacked descriptors.
     starved: Option<Instant>,
     /// Number of admitted requests that are being answered, without the listener's lock.
@@ -122,7 +118,6 @@ impl<S, R> Listening<S, R> {
             answers_from: Some(Instant::now() + OPTIONS_TIME),
             waiting: VecDeque::new(),
             is_ending: false,
-            reading_turns: 0,
             starved: None,
             answering: 0,
             pending: VecDeque::new(),
@@ -165,19 +160,6 @@ impl<S, R> Listening<S, R> {
     pub fn requests_to_read(&self, limit: usize) -> usize {
         let space = self.waiting_space();
         if space >= limit || self.is_full() { limit } else { space }
-    }
-
-    /// Returns whether to answer a request now, or to read more requests first, which takes less
-    /// time. After [`MAX_READING_TURNS`] turns, or if there is a slot but no more requests may
-    /// wait, a request is answered. `is_drained`: all requests were read.
-    pub fn may_answer(&mut self, is_drained: bool) -> bool {
-        self.reading_turns += 1;
-        let has_no_space = self.waiting_space() == 0 && !self.is_full();
-        let may_answer = is_drained || has_no_space || self.reading_turns >= MAX_READING_TURNS;
-        if may_answer {
-            self.reading_turns = 0;
-        }
-        may_answer
     }
 
     /// Drops the oldest requests, at most `limit`, until one is still pending. Returns that
@@ -427,8 +409,8 @@ mod tests {
         assert!(listening.admit(Peer::evict).is_some_and(|(_, evicted)| evicted.is_none()));
     }
 
-    /// Reads requests in turns until `unread` is 0, as the reactor does, and answers those that it
-    /// may answer. Returns the requests that were answered.
+    /// Reads requests in turns until `unread` is 0, as the reactor does, and answers one in each
+    /// turn. Returns the requests that were answered.
     fn serve(
         listening: &mut Fixture,
         unread: usize,
@@ -437,13 +419,10 @@ mod tests {
         const PER_TURN: usize = 32;
         let (mut answered, mut read) = (Vec::new(), 0);
         while read < unread || listening.has_waiting() {
-            let limit = listening.requests_to_read(PER_TURN);
-            let now = limit.min(unread - read);
+            let now = listening.requests_to_read(PER_TURN).min(unread - read);
             (read..read + now).for_each(|number| listening.add_waiting(number));
             read += now;
-            if listening.may_answer(now < limit) {
-                answered.extend(answer(listening));
-            }
+            answered.extend(answer(listening));
         }
         answered
     }
@@ -477,14 +456,14 @@ mod tests {
             assert_eq!(listening.requests_to_read(MORE), MORE);
             listening.add_waiting(number);
         }
-        assert!(!listening.may_answer(false) && listening.waiting.pop_front() == Some(MORE));
+        assert_eq!(listening.waiting.pop_front(), Some(MORE));
         // A larger backlog is not used up.
         listening.backlog = 3;
         assert_eq!(listening.requests_to_read(MORE), 1);
         listening.add_waiting(0);
-        assert!(listening.may_answer(false) && listening.requests_to_read(MORE) == 0);
+        assert_eq!(listening.requests_to_read(MORE), 0);
         listening.backlog = MIN_WAITING_LIMIT + MORE;
-        assert!(!listening.may_answer(false) && listening.requests_to_read(2 * MORE) == MORE);
+        assert_eq!(listening.requests_to_read(2 * MORE), MORE);
     }
 
     #[test]

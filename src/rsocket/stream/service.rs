@@ -88,8 +88,8 @@ impl Stream {
         let state = self.service_oldest_handshake(state);
         if let Phase::Listening(listening) = &state.phase {
             let requests = listening.requests_to_read(REQUESTS_PER_TURN);
-            if let Some((state, is_drained)) = self.handle_events(state, requests) {
-                self.answer_next(state, is_drained);
+            if let Some(state) = self.handle_events(state, requests) {
+                self.answer_next(state);
             }
         } else {
             self.handle_events(state, EVENTS_PER_TURN);
@@ -97,20 +97,19 @@ impl Stream {
         true
     }
 
-    /// Handles at most `limit` events. Returns the lock, and whether no more events can be read
-    /// now. Returns `None` if the stream is closed, its channel is lost, or another thread has the
-    /// lock.
-    fn handle_events<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, limit: usize) -> Option<(Guard<'a>, bool)> {
+    /// Handles at most `limit` events. Returns the lock, or `None` if the stream is closed, its
+    /// channel is lost, or another thread has the lock.
+    fn handle_events<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, limit: usize) -> Option<Guard<'a>> {
         for _ in 0..limit {
             let id = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed))?;
             match id.event() {
                 Ok(event) => state = self.handle_event(state, event)?,
-                Err(Errno::EAGAIN | Errno::EINTR) => return Some((state, true)),
+                Err(Errno::EAGAIN | Errno::EINTR) => return Some(state),
                 // A lack of memory or descriptors loses nothing: the event, if there is one, stays
                 // in the channel. Requests that were read before do not wait for that event.
                 Err(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
                     state.key.into_iter().for_each(|key| reactor::pause(key, RETRY_DELAY));
-                    return Some((state, true));
+                    return Some(state);
                 }
                 Err(error) => {
                     self.event_channel_lost(state, error);
@@ -118,7 +117,7 @@ impl Stream {
                 }
             }
         }
-        Some((state, false))
+        Some(state)
     }
 }
 
