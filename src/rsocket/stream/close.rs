@@ -45,7 +45,7 @@ const CROWDED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Number of streams that are shut down in the background.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
-/// Number of streams that the program has closed, and the reactor has not released.
+/// Number of them that the program has closed.
 static CLOSED: AtomicUsize = AtomicUsize::new(0);
 /// Counts streams whose background shutdown has finished.
 static FINISHED: Changes = Changes::new();
@@ -123,8 +123,6 @@ pub(super) struct Background {
     interval: Duration,
     /// The program has closed the stream, and it was removed from all epoll instances.
     closed: bool,
-    /// The ending is over: exit(3) does not wait for the stream.
-    finished: bool,
     owner: Owner,
 }
 
@@ -136,24 +134,13 @@ impl Background {
             started: Instant::now(),
             interval: MIN_INTERVAL,
             closed: false,
-            finished: false,
             owner: Owner::this_process(),
         }
     }
 
     fn close(&mut self) {
-        if !self.closed {
-            self.closed = true;
-            CLOSED.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn finish(&mut self) {
-        if !self.finished {
-            self.finished = true;
-            ACTIVE.fetch_sub(1, Ordering::Relaxed);
-            FINISHED.notify();
-        }
+        self.closed = true;
+        CLOSED.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns whether to give up this closed stream: `CROWDED_TIMEOUT` has passed, and there are
@@ -170,7 +157,8 @@ impl Drop for Background {
             if self.closed {
                 CLOSED.fetch_sub(1, Ordering::Relaxed);
             }
-            self.finish();
+            ACTIVE.fetch_sub(1, Ordering::Relaxed);
+            FINISHED.notify();
         }
     }
 }
@@ -404,30 +392,15 @@ impl Stream {
     pub(super) fn continue_in_background(&self, mut state: Guard<'_>) {
         let Some(mut background) = state.background.take() else { return };
         let is_over = background.is_crowded() || background.ending.is_over(self, &mut state);
+        let is_closing = matches!(state.phase, Phase::Closing);
+        // rclose(3) may not have moved the stream to another descriptor yet.
+        let is_detached = background.closed || !is_closing;
         state.background = Some(background);
-        if is_over && !matches!(state.phase, Phase::Closing) {
-            state.take_background();
-            return state.set_keep_alive();
-        }
-        if let Some(connection) = state.with_leader().filter(|_| is_over) {
-            // A thread still sleeps in the channel: keep the channel until it returns.
-            connection.flush_qp();
+        if !is_over || !is_detached {
             return state.schedule_look();
         }
-        if !is_over || state.is_used_unlocked() || state.is_being_detached() {
-            return state.schedule_look();
-        }
-        // The worker thread releases the connection, with commands that may block. The process may
-        // exit before that.
-        if state.move_to(Role::Setup) {
-            state.background.as_mut().into_iter().for_each(Background::finish);
-            state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
-            return;
-        }
-        state.end(Phase::Closed);
-        state.release();
-        self.channel_fd.store(-1, Ordering::Relaxed);
         state.take_background();
+        if is_closing { self.release_soon(state) } else { state.set_keep_alive() }
     }
 
     /// Flushes a stream in the background when the process exits without rclose(3); the stream
@@ -461,20 +434,28 @@ impl Stream {
         }
     }
 
-    /// [`close_unaccepted`](Self::close_unaccepted) for the reactor's event thread: the worker
-    /// thread releases the resources, with commands that may block.
+    /// [`close_unaccepted`](Self::close_unaccepted) for the reactor's event thread.
     pub(super) fn close_soon(&self) {
-        let mut state = self.lock();
-        if state.is_closed() {
-            return;
+        let state = self.lock();
+        if !state.is_closed() {
+            self.release_soon(state);
         }
-        if state.move_to(Role::Setup) {
-            state.end(Phase::Closed);
-            state.release_due = true;
-            state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
-        } else {
-            self.finish_close(state);
+    }
+
+    /// Closes a stream that only the reactor's threads use, and threads that are about to return.
+    /// The worker thread releases the resources, with commands that may block. The process may exit
+    /// before that.
+    fn release_soon(&self, mut state: Guard<'_>) {
+        if !state.move_to(Role::Setup) {
+            return self.finish_close(state);
         }
+        state.end(Phase::Closed);
+        state.release_due = true;
+        if let Some(connection) = state.with_leader() {
+            // Wakes the leader, as in `finish_close`.
+            connection.flush_qp();
+        }
+        state.key.into_iter().for_each(|key| reactor::set_timer(key, Some(Instant::now())));
     }
 
     /// Closes the stream, and releases its resources once no thread sleeps in the channel.
@@ -502,7 +483,6 @@ impl Stream {
             Ok(state) => {
                 let mut state = self.wait_while(state, Connection::is_in_use);
                 state.release();
-                self.channel_fd.store(-1, Ordering::Relaxed);
             }
             // This thread's interrupted call holds the last reference to the stream, and releases
             // the stream when it returns.
@@ -632,16 +612,11 @@ impl State {
         Some(background)
     }
 
-    /// Returns whether rclose(3) has not moved the stream to another descriptor yet.
-    fn is_being_detached(&self) -> bool {
-        matches!(self.phase, Phase::Closing) && self.background.as_ref().is_some_and(|background| !background.closed)
-    }
-
     /// Sets the timer for the reactor's next check of the background ending.
     fn schedule_look(&mut self) {
         let (Some(background), Some(key)) = (&mut self.background, self.key) else { return };
         let (now, deadline) = (Instant::now(), background.ending.deadline);
-        // A finished ending may be kept beyond its deadline.
+        // An ending that is over may be kept beyond its deadline.
         let time = if now < deadline { deadline.min(now + background.interval) } else { now + MIN_INTERVAL };
         background.interval = (background.interval * 2).min(MAX_INTERVAL);
         reactor::set_timer(key, Some(time));

@@ -63,7 +63,8 @@ pub struct Stream {
     watchers: Watchers,
     /// Counts events for edge-triggered watchers.
     edges: AtomicU64,
-    /// Descriptor of the completion channel, or -1. A child of fork() closes it in rclose(3).
+    /// Descriptor of the completion channel, or -1. A child of fork() closes it in rclose(3). Stale
+    /// after rclose(3): no child has the stream in its table then.
     channel_fd: AtomicI32,
     /// Set while the lock's holder runs a command to the kernel or device that may block, as a part
     /// of connecting.
@@ -123,7 +124,7 @@ struct State {
     /// A shutdown or close that the reactor completes in the background.
     background: Option<Background>,
     /// The stream is closed, and only the reactor's threads use it: the timer releases its
-    /// resources ([`Stream::close_soon`]).
+    /// resources ([`Stream::release_soon`]).
     release_due: bool,
     /// A send after the peer's close was reported as successful, as with TCP: its data is lost.
     send_lost: bool,

@@ -11,7 +11,6 @@
 //! new, and each credit update is an event, so the pauses become longer.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
@@ -57,7 +56,6 @@ impl Service for Stream {
                     return false;
                 }
                 state.release();
-                self.channel_fd.store(-1, Ordering::Relaxed);
             }
             _ => {}
         }
