@@ -116,9 +116,7 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
         (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
             let stream = Stream::new(domain, flags)?;
             let fd = stream.fd();
-            register(fd, Object::Socket(Socket::Stream(Arc::clone(&stream)))).inspect_err(|_| {
-                let _ = stream.close();
-            })
+            register(fd, Object::Socket(Socket::Stream(Arc::clone(&stream)))).inspect_err(|_| stream.close())
         }
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
             let socket = Dgram::new(domain, flags)?;
@@ -147,9 +145,7 @@ pub fn accept(fd: c_int) -> Result<(c_int, sockaddr_storage)> {
     let new = stream(fd)?.accept()?;
     let name = new.peer_name().unwrap_or(crate::os::sockaddr::zeroed());
     let fd = new.fd();
-    register(fd, Object::Socket(Socket::Stream(Arc::clone(&new)))).inspect_err(|_| {
-        let _ = new.close();
-    })?;
+    register(fd, Object::Socket(Socket::Stream(Arc::clone(&new)))).inspect_err(|_| new.close())?;
     Ok((fd, name))
 }
 
@@ -181,12 +177,10 @@ fn close_object(fd: c_int) -> Result<()> {
     // Removed from the table first: the number may be reused as soon as it is closed.
     match &*TABLE.remove(fd, None).ok_or(Errno::EBADF)? {
         Object::Socket(Socket::Stream(socket)) => socket.close(),
-        Object::Socket(Socket::Datagram(socket)) => socket.close(),
-        Object::Epoll(epoll) => {
-            epoll.close();
-            Ok(())
-        }
+        Object::Socket(Socket::Datagram(socket)) => return socket.close(),
+        Object::Epoll(epoll) => epoll.close(),
     }
+    Ok(())
 }
 
 /// Clears the pins of the parent's threads in the child of a fork().

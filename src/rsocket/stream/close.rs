@@ -66,9 +66,13 @@ struct Ending {
     call_deadline: Option<Instant>,
 }
 
+/// Completes an ending: [`Stream::wait_for`] or [`Stream::leave_to_reactor`].
+type Complete = for<'a> fn(&'a Stream, Guard<'a>, Ending) -> Guard<'a>;
+
 impl Ending {
-    fn new(message: Option<Control>, deadline: Instant, graceful: bool) -> Ending {
-        Ending { message, deadline, graceful, disconnecting: false, call_deadline: None }
+    /// Creates an ending without a message that need not be graceful.
+    fn by(deadline: Instant) -> Ending {
+        Ending { message: None, deadline, graceful: false, disconnecting: false, call_deadline: None }
     }
 
     /// Continues the ending without waiting. Returns whether all data has arrived, or no more will.
@@ -206,8 +210,8 @@ impl Stream {
             Phase::Listening(_) => return if read { self.stop_listening(state) } else { Ok(()) },
             _ => return Err(Errno::ENOTCONN),
         }
-        let waits = !state.is_nonblocking();
-        drop(self.shut_down(state, [read, write], Instant::now() + CLOSE_TIMEOUT, waits, false));
+        let complete: Complete = if state.is_nonblocking() { Stream::leave_to_reactor } else { Stream::wait_for };
+        drop(self.shut_down(state, [read, write], Ending::by(Instant::now() + CLOSE_TIMEOUT), complete));
         Ok(())
     }
 
@@ -235,32 +239,29 @@ impl Stream {
     }
 
     /// Shuts down both directions of a connection, and ends the connection gracefully.
-    fn end_connection<'a>(&'a self, state: Guard<'a>, deadline: Instant, waits: bool) -> Guard<'a> {
-        self.shut_down(state, [true, true], deadline, waits, true)
+    fn end_connection<'a>(&'a self, state: Guard<'a>, deadline: Instant, complete: Complete) -> Guard<'a> {
+        self.shut_down(state, [true, true], Ending { graceful: true, ..Ending::by(deadline) }, complete)
     }
 
-    /// Shuts down a connection for reading, writing, or both. If the call `waits`, it does so until
-    /// all sent data has arrived, at most until `deadline`; otherwise the reactor continues.
-    /// `graceful`: see [`Ending`].
+    /// Shuts down a connection for reading, writing, or both. `complete` waits until all sent data
+    /// has arrived, or leaves that to the reactor. The message of `ending` is added here.
     fn shut_down<'a>(
         &'a self,
         mut state: Guard<'a>,
         directions: [bool; 2],
-        deadline: Instant,
-        waits: bool,
-        graceful: bool,
+        mut ending: Ending,
+        complete: Complete,
     ) -> Guard<'a> {
         let (message, both) = state.end_directions(directions);
         // An earlier shutdown may still be in progress in the background.
         let earlier = state.take_background();
-        let message = message.or_else(|| earlier.as_ref()?.ending.message);
+        ending.message = message.or_else(|| earlier.as_ref()?.ending.message);
         // Wake the calls of the ended direction before the flush, which may wait for a dead link.
         self.wake_all(&mut state);
         // Another thread may wait for the flush in rshutdown(3). Closing now would end its wait.
-        let is_pending = message.is_some() || earlier.is_some() || both && state.is_flush_awaited();
-        if is_pending || graceful && state.needs_graceful_end() {
-            let ending = Ending::new(message, deadline, graceful);
-            state = if waits { self.wait_for(state, ending) } else { self.leave_to_reactor(state, ending) };
+        let is_pending = ending.message.is_some() || earlier.is_some() || both && state.is_flush_awaited();
+        if is_pending || ending.graceful && state.needs_graceful_end() {
+            state = complete(self, state, ending);
         }
         if both {
             state.disconnect(None);
@@ -310,15 +311,17 @@ impl Stream {
 
     /// rclose(3). The caller has removed the descriptor from the table. Calls of other threads then
     /// fail with `EBADF`.
-    pub fn close(&self) -> Result<()> {
+    pub fn close(&self) {
         if !self.owner.is_this_process() {
-            self.close_inherited_fds();
-            return Ok(());
+            return self.close_inherited_fds();
         }
-        let mut state = self.wait_for_rejects(self.lock());
+        let mut state = self.lock();
+        // A thread that rejects requests without the lock uses the channel.
+        while state.rejecting > 0 {
+            state = channel_leader::wait_for_change(self, state);
+        }
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
-            self.finish_close(state);
-            return Ok(());
+            return self.finish_close(state);
         }
         let (limit, waits) = close_timeout(state.options.linger, state.is_nonblocking());
         let is_active =
@@ -327,9 +330,11 @@ impl Stream {
         state.end(Phase::Closing);
         if let Some(connection) = &state.connection {
             connection.list_as_closing();
-            if diag::shows_connections() {
+            if diag::shows_connections()
+                && let Ok(id) = state.id()
+            {
                 let (sent, received) = connection.bytes();
-                diag::closed(self.fd, &cm::log::endpoints(state.id()?.id()), sent, received);
+                diag::closed(self.fd, &cm::log::endpoints(id.id()), sent, received);
             }
         }
         // The calls of other threads fail from now on. The steps below wake the leader.
@@ -337,46 +342,39 @@ impl Stream {
         // With SO_LINGER of 0, the leader is woken as the QP is flushed, and nothing is sent.
         if limit.is_zero() {
             state.take_background();
-            self.finish_close(state);
-            return Ok(());
+            return self.finish_close(state);
         }
         let deadline = Instant::now() + limit;
         if waits {
-            state = self.end_connection(state, deadline, true);
+            state = self.end_connection(state, deadline, Stream::wait_for);
         }
         if !waits || !state.is_flushed() {
-            match self.close_in_background(state, deadline) {
-                Ok(()) => return Ok(()),
-                Err(back) => state = back,
-            }
+            let Some(back) = self.close_in_background(state, deadline) else { return };
+            state = back;
         }
         self.finish_close(state);
-        Ok(())
     }
 
-    /// Leaves the rest of rclose(3) to the reactor. Returns the lock as the error if nothing is
-    /// left to do. Also does so, after a short wait for the data, if no descriptor is available or
-    /// too many streams are closed in the background.
-    fn close_in_background<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> std::result::Result<(), Guard<'a>> {
-        let state = self.end_connection(state, deadline, false);
+    /// Leaves the rest of rclose(3) to the reactor. Returns the lock if nothing is left to do. Also
+    /// does so, after a short wait for the data, if no descriptor is available or too many streams
+    /// are closed in the background.
+    fn close_in_background<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Option<Guard<'a>> {
+        let state = self.end_connection(state, deadline, Stream::leave_to_reactor);
         if state.background.is_none() {
-            return Err(state);
+            return Some(state);
         }
-        let mut state = match self.detach_fd(state) {
-            Ok(()) => return Ok(()),
-            Err(state) => state,
-        };
+        let mut state = self.detach_fd(state)?;
         // There is no descriptor, or too many streams are closed in the background. A peer that is
         // alive gets all data within this time-out.
         let message = state.take_background().and_then(|background| background.ending.message);
-        Err(self.wait_for(state, Ending::new(message, Instant::now() + SHORT_CLOSE_TIMEOUT, false)))
+        Some(self.wait_for(state, Ending { message, ..Ending::by(Instant::now() + SHORT_CLOSE_TIMEOUT) }))
     }
 
     /// rclose(3) of a stream that is shut down in the background: moves the stream to another
-    /// descriptor. Fails if none is available, or too many streams are being closed.
-    pub(super) fn detach_fd<'a>(&'a self, mut state: Guard<'a>) -> std::result::Result<(), Guard<'a>> {
+    /// descriptor. Returns the lock if none is available, or too many streams are being closed.
+    fn detach_fd<'a>(&'a self, mut state: Guard<'a>) -> Option<Guard<'a>> {
         let moved = if has_many_closed(1) { Err(Errno::EMFILE) } else { state.relocate() };
-        let Ok(number) = moved else { return Err(state) };
+        let Ok(number) = moved else { return Some(state) };
         drop(state);
         self.notify(Notice::Closed);
         // The reactor may close the stream's descriptors only now: before, an epoll might have
@@ -385,7 +383,7 @@ impl Stream {
         // Free the old number last: another thread may get it for a new rsocket at once, and add it
         // to an epoll, which must have forgotten this stream.
         drop(number);
-        Ok(())
+        None
     }
 
     /// Continues a background ending when its timer has expired.
@@ -422,7 +420,7 @@ impl Stream {
         let needs_flush = is_open && (all || had_held || state.shut_write && state.needs_graceful_end());
         if needs_flush && state.options.linger != Linger::On(0) {
             state.disconnect_sent |= !connected && state.background.is_none();
-            drop(self.end_connection(state, Instant::now() + CLOSE_TIMEOUT, false));
+            drop(self.end_connection(state, Instant::now() + CLOSE_TIMEOUT, Stream::leave_to_reactor));
         }
     }
 
@@ -489,9 +487,7 @@ impl Stream {
             Err(mut state) => state.key.take().into_iter().for_each(reactor::unregister),
         }
         if let Phase::Listening(mut listening) = phase {
-            for stream in listening.take_all() {
-                stream.close_unaccepted();
-            }
+            listening.take_all().for_each(|stream| stream.close_unaccepted());
         }
     }
 
@@ -520,20 +516,10 @@ impl Stream {
         self.notify(Notice::Changed);
         drop(waiting);
         self.lock().rejecting -= 1;
-        // A thread may be in `wait_for_rejects`.
+        // rclose(3) may wait for that.
         self.changed.notify();
-        for stream in streams {
-            stream.close_unaccepted();
-        }
+        streams.for_each(|stream| stream.close_unaccepted());
         result
-    }
-
-    /// Waits until no thread rejects requests without the lock, which uses the channel.
-    pub(super) fn wait_for_rejects<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
-        while state.is_rejecting() {
-            state = channel_leader::wait_for_change(self, state);
-        }
-        state
     }
 }
 
@@ -644,11 +630,6 @@ impl State {
         self.mappings.clear();
         self.domain = None;
         self.id = None;
-    }
-
-    /// Returns whether a thread rejects requests without the lock.
-    pub(super) fn is_rejecting(&self) -> bool {
-        self.rejecting > 0
     }
 }
 
