@@ -13,7 +13,7 @@ use super::backlog::{Finished, Listening, Slot};
 use super::blocking::Wait;
 use super::connect::initiator_depth;
 use super::{Guard, Notice, Phase, State, Stream};
-use crate::cm::{self, OwnedChannel};
+use crate::cm::OwnedChannel;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::os::event::EventFd;
@@ -397,10 +397,7 @@ impl State {
     /// Logs that a peer was rejected.
     #[cold]
     fn log_rejected(&self, error: Errno) {
-        let cause = if error == Errno::EPROTO { Cause::BadConnData } else { Cause::Accepting };
-        if let Ok(id) = self.id() {
-            cm::log::background(id.id(), error, cause);
-        }
+        self.log(error, if error == Errno::EPROTO { Cause::BadConnData } else { Cause::Accepting });
     }
 }
 

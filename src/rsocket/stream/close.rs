@@ -620,11 +620,7 @@ impl State {
         if let Some(key) = self.key.take() {
             reactor::unregister(key);
         }
-        let has_qp = self.connection.is_some() || self.unconnected.is_some();
-        if let (Some(id), true) = (&self.id, has_qp) {
-            // Notifies the peer at once. Fails without a connection.
-            let _ = id.disconnect();
-        }
+        self.disconnect_id();
         // The QP is destroyed before the memory that the peer may write to.
         (self.connection, self.unconnected) = (None, None);
         self.mappings.clear();

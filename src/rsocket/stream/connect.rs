@@ -18,7 +18,7 @@ use crate::os::alloc::try_box;
 use crate::os::sockaddr::{self, AF_IB, SockAddr};
 use crate::os::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY};
 use crate::rsocket::cm_id::{CmId, Event};
-use crate::rsocket::reactor::{self, Key, Role};
+use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::wire::{self, ConnData};
 use crate::verbs::IBV_TRANSPORT_IWARP;
 
@@ -67,19 +67,6 @@ impl Attempt {
     }
 }
 
-/// What a call of rconnect(3) does first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum First {
-    /// Begins to connect.
-    Begin,
-    /// Resets the socket after a failed attempt, and begins to connect.
-    BeginAgain,
-    /// Waits for the attempt that another call has begun.
-    Join,
-    /// Reports that an attempt has succeeded.
-    Report,
-}
-
 impl Stream {
     /// rbind(3).
     pub fn bind(&self, addr: &SockAddr) -> Result<()> {
@@ -119,14 +106,20 @@ impl Stream {
     pub fn connect(self: &Arc<Self>, dst: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
         let mut in_progress = Errno::EINPROGRESS;
-        match state.first_of_connect()? {
-            First::Begin => self.begin_attempt(&mut state, dst)?,
-            First::BeginAgain => {
+        match state.phase {
+            Phase::Idle => self.begin_attempt(&mut state, dst)?,
+            Phase::Failed { reported: true } => {
                 self.reset(&mut state)?;
                 self.begin_attempt(&mut state, dst)?;
             }
-            First::Join => in_progress = Errno::EALREADY,
-            First::Report => return state.report_success(),
+            // As with TCP, the next call reports the failure of an attempt in the background, even
+            // if SO_ERROR has returned the error.
+            Phase::Failed { .. } => return Err(state.report_failed_attempt().unwrap_or(Errno::ECONNABORTED)),
+            // As with TCP, a blocking call waits for the attempt that another one has begun, which
+            // a signal may have interrupted.
+            Phase::Connecting(_) => in_progress = Errno::EALREADY,
+            Phase::Connected | Phase::Disconnected if state.success_unreported => return state.report_success(),
+            _ => return Err(Errno::EISCONN),
         }
         if state.is_nonblocking() {
             return Err(in_progress);
@@ -191,7 +184,9 @@ impl Stream {
                 return self.finish_handshake(state, Err(errno_of(event.kind, event.status)));
             }
             (Phase::Connected | Phase::Disconnected | Phase::Closing, Some(kind)) => {
-                self.handle_disconnect_event(&mut state, kind);
+                if let Some(error) = loss_of(kind) {
+                    self.connection_lost(&mut state, error);
+                }
                 return Some(state);
             }
             _ => return Some(state),
@@ -279,13 +274,7 @@ impl Stream {
         self.notify(Notice::Changed);
     }
 
-    /// Handles an event that may report the end of the connection, or the removal of the device.
-    fn handle_disconnect_event(&self, state: &mut State, kind: crate::ffi::rdma_cm_event_type) {
-        if let Some(error) = loss_of(kind) {
-            self.connection_lost(state, error);
-        }
-    }
-
+    /// Handles the end of the connection, or the removal of the device.
     fn connection_lost(&self, state: &mut State, error: Errno) {
         // Data that has arrived before stays readable, and the peer's last message has its effect.
         self.process_completions(state);
@@ -367,23 +356,6 @@ impl State {
         id.bind(addr)
     }
 
-    /// Returns what a call of rconnect(3) does first, or its error.
-    fn first_of_connect(&mut self) -> Result<First> {
-        match self.phase {
-            Phase::Idle => Ok(First::Begin),
-            // As with TCP, a blocking call waits for the attempt that another one has begun, which
-            // a signal may have interrupted.
-            Phase::Connecting(_) => Ok(First::Join),
-            Phase::Connected | Phase::Disconnected if self.success_unreported => Ok(First::Report),
-            Phase::Connected | Phase::Disconnected | Phase::Accepting(_) | Phase::Listening(_) => Err(Errno::EISCONN),
-            Phase::Failed { reported: true } => Ok(First::BeginAgain),
-            // As with TCP, the next call reports the failure of an attempt in the background, even
-            // if SO_ERROR has returned the error.
-            Phase::Failed { reported: false } => Err(self.report_failed_attempt().unwrap_or(Errno::ECONNABORTED)),
-            Phase::Closing | Phase::Closed => Err(Errno::EBADF),
-        }
-    }
-
     /// Returns the address to bind the id to in place of `bound` when it connects to `dst`, if they
     /// differ: an IPv6 socket that is bound to the wildcard address reaches IPv4 peers, too. Fails
     /// if the bound address cannot reach `dst`.
@@ -423,34 +395,33 @@ impl State {
     /// Logs a failure on this side, after an event that has reported success.
     #[cold]
     fn log_failure(&self, kind: Option<crate::ffi::rdma_cm_event_type>, error: Errno) {
-        let cause = match kind {
-            Some(RDMA_CM_EVENT_ESTABLISHED) if error == Errno::ECONNREFUSED => Cause::BadConnData,
+        match kind {
+            Some(RDMA_CM_EVENT_ESTABLISHED) if error == Errno::ECONNREFUSED => self.log(error, Cause::BadConnData),
             Some(RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_ROUTE_RESOLVED | RDMA_CM_EVENT_ESTABLISHED) => {
-                Cause::Connecting
+                self.log(error, Cause::Connecting);
             }
-            _ => return,
-        };
-        if let Ok(id) = self.id() {
+            _ => {}
+        }
+    }
+
+    /// Logs a failure that no call reports at once.
+    #[cold]
+    pub(super) fn log(&self, error: Errno, cause: Cause) {
+        if let Some(id) = &self.id {
             cm::log::background(id.id(), error, cause);
         }
     }
 
-    /// Sets the timer for the next keepalive, or clears the timer.
+    /// Sets the timer for the next keepalive, or clears the timer, unless it serves a background
+    /// ending, or the requests of a listener.
     pub(super) fn set_keep_alive(&self) {
-        if let Some((key, time)) = self.keep_alive_timer() {
-            reactor::set_timer(key, time);
-        }
-    }
-
-    /// Returns the key of the timer and the time of the next keepalive, if there is one. Returns
-    /// `None` while the timer serves a background ending, or the requests of a listener.
-    fn keep_alive_timer(&self) -> Option<(Key, Option<Instant>)> {
         let is_connected = matches!(self.phase, Phase::Connected);
         let is_free = self.background.is_none() && (is_connected || matches!(self.phase, Phase::Disconnected));
-        let key = self.key.filter(|_| is_free)?;
-        let on = self.options.keepalive && is_connected;
-        let time = Duration::from_secs(self.options.keep_idle.into());
-        Some((key, on.then(|| Instant::now() + time)))
+        if let Some(key) = self.key.filter(|_| is_free) {
+            let time = Duration::from_secs(self.options.keep_idle.into());
+            let on = self.options.keepalive && is_connected;
+            reactor::set_timer(key, on.then(|| Instant::now() + time));
+        }
     }
 
     /// For the first rconnect(3) after an attempt that has succeeded in the background: returns
@@ -469,14 +440,16 @@ impl State {
 
     /// Flushes the QP and disconnects, or answers the peer's disconnect request.
     fn flush_and_disconnect(&mut self) {
-        match (&self.connection, &self.unconnected) {
-            (Some(connection), _) => connection.flush_qp(),
-            (None, Some(unconnected)) => unconnected.flush_qp(),
-            (None, None) => return,
-        }
-        if let Ok(id) = self.id() {
+        self.connection.iter().for_each(|connection| connection.flush_qp());
+        self.unconnected.iter().for_each(|unconnected| unconnected.flush_qp());
+        self.disconnect_id();
+    }
+
+    /// Disconnects the id if it has a QP. Notifies the peer at once.
+    pub(super) fn disconnect_id(&self) {
+        if self.connection.is_some() || self.unconnected.is_some() {
             // Fails without a connection.
-            let _ = id.disconnect();
+            let _ = self.id().and_then(CmId::disconnect);
         }
     }
 
@@ -577,34 +550,25 @@ mod tests {
     }
 
     #[test]
-    fn what_connect_does_first_and_what_it_returns() {
-        let accepting = || Phase::Accepting(std::sync::Weak::new());
+    fn results_of_connect() {
         let (none, in_use) = (None, Some(Errno::EADDRINUSE));
-        let is_connected = Err(Errno::EISCONN);
-        for (phase, unreported, error, first, end) in [
-            (Phase::Idle, false, none, Ok(First::Begin), Some(Err(ABORTED))),
-            (Phase::Idle, false, in_use, Ok(First::Begin), Some(Err(Errno::EADDRINUSE))),
-            (connecting(), false, none, Ok(First::Join), None),
-            (Phase::Connected, true, none, Ok(First::Report), Some(Ok(()))),
-            (Phase::Disconnected, true, none, Ok(First::Report), Some(Ok(()))),
-            (Phase::Connected, false, none, is_connected, Some(Ok(()))),
-            (Phase::Disconnected, false, in_use, is_connected, Some(Ok(()))),
-            (accepting(), false, none, is_connected, None),
-            (listening(), false, none, is_connected, Some(Err(ABORTED))),
-            (failed(true), false, none, Ok(First::BeginAgain), Some(Err(REFUSED))),
-            (failed(false), false, none, Err(ABORTED), Some(Err(REFUSED))),
-            (failed(false), false, in_use, Err(Errno::EADDRINUSE), Some(Err(REFUSED))),
-            (Phase::Closing, false, none, Err(Errno::EBADF), Some(Err(Errno::EBADF))),
+        for (phase, error, end) in [
+            (Phase::Idle, none, Err(ABORTED)),
+            (Phase::Idle, in_use, Err(Errno::EADDRINUSE)),
+            (Phase::Connected, none, Ok(())),
+            (Phase::Disconnected, in_use, Ok(())),
+            (listening(), none, Err(ABORTED)),
+            (failed(true), none, Err(REFUSED)),
+            (failed(false), none, Err(REFUSED)),
+            (failed(false), in_use, Err(Errno::EADDRINUSE)),
+            (Phase::Closing, none, Err(Errno::EBADF)),
         ] {
             let mut state = state(phase);
-            (state.success_unreported, state.error) = (unreported, error);
-            assert_eq!(state.first_of_connect(), first);
+            (state.success_unreported, state.error) = (matches!(end, Ok(())), error);
+            assert_eq!(state.end_of_connect(), end);
+            assert!(!state.success_unreported);
             if let Phase::Failed { reported } = state.phase {
                 assert!(reported, "the next call starts over");
-            }
-            if let Some(end) = end {
-                assert_eq!(state.end_of_connect(), end);
-                assert!(!state.success_unreported);
             }
         }
     }
