@@ -233,7 +233,7 @@ impl Stream {
         drop(state);
         match result {
             _ if !is_listed => new.close_unaccepted(),
-            Some(result) => self.handshake_done(new, result.is_ok()),
+            Some(succeeded) => self.handshake_done(new, succeeded),
             None => {}
         }
         self.lock()
@@ -299,10 +299,10 @@ impl Stream {
 
     /// Ends the handshake of an accepted connection. Returns `None` if another thread holds the
     /// stream's lock for long: raccept(3) may have returned the stream meanwhile.
-    pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, result: Result<()>) -> Option<Guard<'a>> {
+    pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, succeeded: bool) -> Option<Guard<'a>> {
         let Phase::Accepting(listener) = &state.phase else { return Some(state) };
         let listener = listener.upgrade();
-        if result.is_ok() {
+        if succeeded {
             state.phase = Phase::Connected;
             self.on_connected(&mut state);
         } else {
@@ -311,7 +311,7 @@ impl Stream {
         // Lock order: the listener's lock comes before the locks of its connections.
         drop(state);
         if let Some(listener) = listener {
-            listener.handshake_done(self, result.is_ok());
+            listener.handshake_done(self, succeeded);
         }
         self.lock_to_serve()
     }
@@ -335,7 +335,7 @@ impl Stream {
     /// if the connection is established; the event thread may not have informed the listener yet.
     fn evict(&self) -> bool {
         let mut state = self.lock();
-        let is_established = state.handshake_result() == Some(Ok(()));
+        let is_established = state.handshake_result() == Some(true);
         if !is_established {
             state.phase = Phase::Failed { reported: false };
         }
@@ -385,12 +385,12 @@ impl State {
         }
     }
 
-    /// Returns the result of the handshake of an accepted connection, or `None` while it continues.
-    fn handshake_result(&self) -> Option<std::result::Result<(), ()>> {
+    /// Returns whether the handshake of an accepted connection has succeeded, or `None` while it
+    /// continues.
+    fn handshake_result(&self) -> Option<bool> {
         match self.phase {
             Phase::Accepting(_) => None,
-            Phase::Connected | Phase::Disconnected => Some(Ok(())),
-            _ => Some(Err(())),
+            _ => Some(matches!(self.phase, Phase::Connected | Phase::Disconnected)),
         }
     }
 
@@ -440,9 +440,9 @@ mod tests {
     fn results_of_handshakes() {
         let phases = [Phase::Accepting(Weak::new()), Phase::Connected, Phase::Disconnected, failed(false)];
         let results = phases.map(|phase| state(phase).handshake_result());
-        assert_eq!(results, [None, Some(Ok(())), Some(Ok(())), Some(Err(()))]);
+        assert_eq!(results, [None, Some(true), Some(true), Some(false)]);
         for phase in [Phase::Idle, connecting(), Phase::Closing, Phase::Closed] {
-            assert_eq!(state(phase).handshake_result(), Some(Err(())));
+            assert_eq!(state(phase).handshake_result(), Some(false));
         }
     }
 

@@ -424,20 +424,15 @@ impl Stream {
         }
     }
 
-    /// Closes a connection that the program has not accepted.
+    /// Closes a connection that the program has not accepted. The caller has taken it from its
+    /// listener, so no other thread closes it.
     pub(super) fn close_unaccepted(&self) {
-        let state = self.lock();
-        if !state.is_closed() {
-            self.finish_close(state);
-        }
+        self.finish_close(self.lock());
     }
 
     /// [`close_unaccepted`](Self::close_unaccepted) for the reactor's event thread.
     pub(super) fn close_soon(&self) {
-        let state = self.lock();
-        if !state.is_closed() {
-            self.release_soon(state);
-        }
+        self.release_soon(self.lock());
     }
 
     /// Closes a stream that only the reactor's threads use, and threads that are about to return.
@@ -617,9 +612,7 @@ impl State {
 
     /// Releases the stream's resources, except for the memory of the stream itself.
     pub(super) fn release(&mut self) {
-        if let Some(key) = self.key.take() {
-            reactor::unregister(key);
-        }
+        self.key.take().into_iter().for_each(reactor::unregister);
         self.disconnect_id();
         // The QP is destroyed before the memory that the peer may write to.
         (self.connection, self.unconnected) = (None, None);

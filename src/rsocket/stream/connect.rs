@@ -177,11 +177,8 @@ impl Stream {
             }
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_REJECTED)) => Err(Errno::ECONNREFUSED),
             (Phase::Connecting(_), Some(_)) => Err(errno_of(event.kind, event.status)),
-            (Phase::Accepting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => {
-                return self.finish_handshake(state, Ok(()));
-            }
-            (Phase::Accepting(_), Some(_)) => {
-                return self.finish_handshake(state, Err(errno_of(event.kind, event.status)));
+            (Phase::Accepting(_), Some(kind)) => {
+                return self.finish_handshake(state, kind == RDMA_CM_EVENT_ESTABLISHED);
             }
             (Phase::Connected | Phase::Disconnected | Phase::Closing, Some(kind)) => {
                 if let Some(error) = loss_of(kind) {
@@ -289,12 +286,10 @@ impl Stream {
     /// is what its next event would report.
     #[cold]
     pub(super) fn event_channel_lost(&self, mut state: Guard<'_>, error: Errno) {
-        if let Some(key) = state.key.take() {
-            // The channel stays readable, so it must not be watched.
-            reactor::unregister(key);
-        }
+        // The channel stays readable, so it must not be watched.
+        state.key.take().into_iter().for_each(reactor::unregister);
         match &state.phase {
-            Phase::Accepting(_) => drop(self.finish_handshake(state, Err(error))),
+            Phase::Accepting(_) => drop(self.finish_handshake(state, false)),
             Phase::Connected | Phase::Disconnected | Phase::Closing => {
                 self.connection_lost(&mut state, Errno::ECONNRESET)
             }

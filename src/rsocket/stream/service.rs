@@ -42,7 +42,7 @@ impl Service for Stream {
         match state.phase {
             Phase::Connected => self.keep_alive(&mut state),
             // The peer has not finished the handshake within this side's time-out.
-            Phase::Accepting(_) => drop(self.finish_handshake(state, Err(Errno::ETIMEDOUT))),
+            Phase::Accepting(_) => drop(self.finish_handshake(state, false)),
             // Requests wait for an answer.
             Phase::Listening(_) => {
                 drop(state);
