@@ -267,7 +267,7 @@ impl Stream {
         let mut state = stream.lock();
         let unconnected = state.make_unconnected()?;
         let offer = unconnected.connection_data().emit();
-        stream.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
+        stream.channel_fd.store(unconnected.channel.completions.fd(), Ordering::Relaxed);
         state.connection = Some(unconnected.connect(peer, takes_reads)?);
         // Register before accepting: a later failure would end a connection that the peer has seen
         // established.

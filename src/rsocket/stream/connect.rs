@@ -221,7 +221,7 @@ impl Stream {
         };
         data[start..start + ConnData::LEN].copy_from_slice(&offer);
         id.connect_or_accept(true, initiator_depth(id), &data[..start + ConnData::LEN])?;
-        self.channel_fd.store(unconnected.channel_fd(), Ordering::Relaxed);
+        self.channel_fd.store(unconnected.channel.completions.fd(), Ordering::Relaxed);
         state.unconnected = Some(unconnected);
         Ok(())
     }

@@ -178,7 +178,7 @@ pub(super) struct Unconnected {
     qp: QueuePair,
     send_cq: CompletionQueue,
     receive: ReceiveSide,
-    channel: Channel,
+    pub channel: Channel,
     buffer: SendBuffer,
     /// Send queue entries for data.
     sq_entries: u32,
@@ -250,11 +250,6 @@ impl Unconnected {
         unconnected.receive.post_receives(&unconnected.qp)?;
         unconnected.receive.rings.prepare();
         Ok(unconnected)
-    }
-
-    /// Returns the descriptor of the completion channel.
-    pub fn channel_fd(&self) -> i32 {
-        self.channel.completions.fd()
     }
 
     /// Returns the connection data of this side, for the peer.

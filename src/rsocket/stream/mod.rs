@@ -21,9 +21,9 @@ mod sockopt;
 mod watching;
 
 use std::ffi::c_int;
-use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::{mem, slice};
 
 pub use close::wait_for_all;
 pub use options::Value;
@@ -34,7 +34,7 @@ pub(super) use options::{number, timeout};
 use super::cm_id::CmId;
 use super::poll_waiter::Spinning;
 use super::pollable::{Notice, Watchers};
-use super::reactor::{self, Key, Role, Service};
+use super::reactor::{self, Key, Role};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
@@ -281,8 +281,7 @@ impl Stream {
     fn watch(self: &Arc<Self>, state: &mut State) -> Result<()> {
         if state.key.is_none() {
             state.id()?.set_nonblocking()?;
-            let service: Arc<dyn Service> = self.clone();
-            state.key = Some(reactor::register(Role::Setup, self.fd, service)?);
+            state.key = Some(reactor::register(Role::Setup, self.fd, self.clone())?);
         }
         Ok(())
     }
@@ -395,18 +394,14 @@ pub fn name_len(name: &libc::sockaddr_storage) -> usize {
 /// # Safety
 /// `addr` is NULL or readable for `len` bytes.
 pub unsafe fn address(addr: *const libc::sockaddr, len: libc::socklen_t) -> Result<SockAddr> {
-    let addr = std::ptr::NonNull::new(addr.cast_mut()).ok_or(Errno::EFAULT)?;
-    if (len as usize) < size_of::<libc::sa_family_t>() {
-        return Err(Errno::EINVAL);
+    if addr.is_null() {
+        return Err(Errno::EFAULT);
     }
-    // SAFETY: `len` bytes are readable: guaranteed by the caller; the family lies within them.
-    let family = unsafe { (&raw const (*addr.as_ptr()).sa_family).read_unaligned() };
-    let needed = len_of_family(c_int::from(family)).ok_or(Errno::EAFNOSUPPORT)?;
-    if (len as usize) < needed {
-        return Err(Errno::EINVAL);
-    }
-    // SAFETY: `len` bytes are readable, and an address of this family is no longer than that.
-    unsafe { SockAddr::from_c(addr) }
+    // SAFETY: `len` bytes are readable: guaranteed by the caller.
+    let bytes = unsafe { slice::from_raw_parts(addr.cast::<u8>(), len as usize) };
+    let family = bytes.first_chunk().ok_or(Errno::EINVAL)?;
+    len_of_family(u16::from_ne_bytes(*family).into()).ok_or(Errno::EAFNOSUPPORT)?;
+    SockAddr::from_bytes(bytes)
 }
 
 #[cfg(test)]
