@@ -158,8 +158,7 @@ impl<S, R> Listening<S, R> {
     /// Returns the number of requests to read in a turn, at most `limit`. While there is a slot, no
     /// more requests are read than may wait, so that none is rejected before it could be answered.
     pub fn requests_to_read(&self, limit: usize) -> usize {
-        let space = self.waiting_space();
-        if space >= limit || self.is_full() { limit } else { space }
+        if self.is_full() { limit } else { limit.min(self.waiting_space()) }
     }
 
     /// Drops the oldest requests, at most `limit`, until one is still pending. Returns that
