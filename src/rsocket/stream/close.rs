@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::blocking::Wait;
 use super::connection::Connection;
 use super::options::Linger;
-use super::watching::HoldsData;
+use super::watching::Watchable;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::{Errno, Result};
 use crate::os::event;

@@ -13,7 +13,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Mutex, MutexGuard};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
-use super::watching::{self, HoldsData, Starts};
+use super::watching::{self, Watchable};
 use crate::errno::{Errno, Result};
 use crate::os::event::{Deadline, EventFd, poll};
 use crate::os::sync::Changes;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
 use super::connection::{Unconnected, Watch};
-use super::watching::{self, HoldsData, Starts};
+use super::watching::{self, Watchable};
 use super::{Guard, Phase, State, Stream};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
@@ -176,7 +176,13 @@ impl Stream {
     }
 }
 
-impl HoldsData for Stream {
+/// Pause before the reactor watches a new stream. It doubles after each [`PAUSES_TO_DOUBLE`]
+/// pauses, up to [`PAUSE_DOUBLINGS`] times.
+const PAUSE: Duration = Duration::from_millis(5);
+const PAUSES_TO_DOUBLE: u32 = 4;
+const PAUSE_DOUBLINGS: u32 = 4;
+
+impl Watchable for Stream {
     fn try_lock(&self) -> Option<Guard<'_>> {
         self.state.try_lock().ok()
     }
@@ -207,30 +213,16 @@ impl HoldsData for Stream {
         channel.watch == Watch::Now
     }
 
-    fn watched(state: &mut State) {
+    fn watched(&self, state: &mut State) {
         if let Some(connection) = &mut state.connection {
             connection.channel.watch = Watch::None;
         }
-        Self::watch_start_again(state);
-    }
-}
-
-/// Pause before the reactor watches a new stream. It doubles after each [`PAUSES_TO_DOUBLE`]
-/// pauses, up to [`PAUSE_DOUBLINGS`] times.
-const PAUSE: Duration = Duration::from_millis(5);
-const PAUSES_TO_DOUBLE: u32 = 4;
-const PAUSE_DOUBLINGS: u32 = 4;
-
-impl Stream {
-    /// Makes the reactor, which has found the channel readable, watch the channel of a new
-    /// connection again.
-    pub(super) fn watch_start_again(state: &mut State) {
-        if <Self as Starts>::is_starting(state) {
-            Self::watch_start(state);
+        if Self::is_starting(state) {
+            self.watch_soon(state);
         }
     }
 
-    fn watch_start(state: &mut State) {
+    fn watch_soon(&self, state: &mut State) {
         let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return };
         let channel = &mut connection.channel;
         let pause = PAUSE * (1 << (channel.start_pauses / PAUSES_TO_DOUBLE).min(PAUSE_DOUBLINGS));
@@ -238,12 +230,6 @@ impl Stream {
             channel.watch = Watch::Soon;
             channel.start_pauses = channel.start_pauses.saturating_add(1);
         }
-    }
-}
-
-impl Starts for Stream {
-    fn watch_soon(&self, state: &mut State) {
-        Stream::watch_start(state);
     }
 
     #[inline]

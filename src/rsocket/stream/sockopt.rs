@@ -8,7 +8,7 @@ use std::sync::Arc;
 use libc::sockaddr_storage;
 
 use super::options::{Effect, Value};
-use super::watching::HoldsData;
+use super::watching::Watchable;
 use super::{Phase, State, Stream};
 use crate::cm;
 use crate::diag::Endpoints;

@@ -10,8 +10,8 @@
 
 use super::channel_leader::{self, EventSource, LockGuard};
 
-/// A stream, or a model of one, that may hold data.
-pub(super) trait HoldsData: EventSource {
+/// A stream, or a model of one, that may hold data or be new.
+pub(super) trait Watchable: EventSource {
     /// Locks the state if no thread holds the lock.
     fn try_lock(&self) -> Option<LockGuard<'_, Self::State>>;
     fn has_held(state: &Self::State) -> bool;
@@ -24,29 +24,36 @@ pub(super) trait HoldsData: EventSource {
     /// it cannot.
     fn watch(&self, state: &mut Self::State) -> bool;
     /// Notes that the reactor does not watch the channel any more.
-    fn watched(state: &mut Self::State);
+    fn watched(&self, state: &mut Self::State);
+    /// Returns whether the connection is new and the peer may send.
+    fn is_starting(state: &Self::State) -> bool;
+    /// Makes the reactor call [`channel_is_readable`] at the channel's next event, but not before
+    /// the end of a pause. If the reactor cannot, the program's next call notices the message.
+    fn watch_soon(&self, state: &mut Self::State);
+    /// Returns whether the reactor watches the channel, or will do so after a pause.
+    fn is_watched(state: &Self::State) -> bool;
 }
 
 /// If data is held, makes sure that it is sent when the earlier messages have arrived.
 #[inline]
-pub(super) fn ensure_flush_scheduled<S: HoldsData>(stream: &S, state: &mut S::State) {
+pub(super) fn ensure_flush_scheduled<S: Watchable>(stream: &S, state: &mut S::State) {
     if S::has_held(state) {
         schedule_flush(stream, state);
     }
 }
 
 #[inline(never)]
-fn schedule_flush<S: HoldsData>(stream: &S, state: &mut S::State) {
+fn schedule_flush<S: Watchable>(stream: &S, state: &mut S::State) {
     // Completions from before the CQ was armed raise no event.
     let has_to_wait = !stream.arm_send_cq(state) || stream.must_hold(state);
-    let is_scheduled = has_to_wait && S::is_send_cq_armed(state) && is_watched(stream, state);
+    let is_scheduled = has_to_wait && S::is_send_cq_armed(state) && is_noticed(stream, state);
     if !is_scheduled {
         stream.send_held(state);
     }
 }
 
 /// Returns whether the leader or the reactor will see the channel's next event.
-fn is_watched<S: HoldsData>(stream: &S, state: &mut S::State) -> bool {
+fn is_noticed<S: Watchable>(stream: &S, state: &mut S::State) -> bool {
     let (me, leadership) = (S::this_thread(), S::leadership(state));
     match leadership.filter(|leadership| leadership.has_leader()) {
         // This thread is the leader, interrupted by a signal handler, which may never return to the
@@ -60,9 +67,9 @@ fn is_watched<S: HoldsData>(stream: &S, state: &mut S::State) -> bool {
 /// lock: the reactor tries again after a pause. The reactor does not wait for the lock, because a
 /// thread that sends message after message would have to wake it with each of them, and take the
 /// lock again before the reactor runs.
-pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
+pub(super) fn channel_is_readable<S: Watchable>(stream: &S) -> bool {
     let Some(mut state) = stream.try_lock() else { return false };
-    S::watched(&mut state);
+    stream.watched(&mut state);
     // Notify before reading, too: a repoll that only this event makes readable must stay readable.
     stream.notify_pollers();
     channel_leader::take_event(stream, &mut state);
@@ -73,21 +80,10 @@ pub(super) fn channel_is_readable<S: HoldsData>(stream: &S) -> bool {
     true
 }
 
-/// A stream, or a model of one, that may be new.
-pub(super) trait Starts: HoldsData {
-    /// Returns whether the connection is new and the peer may send.
-    fn is_starting(state: &Self::State) -> bool;
-    /// Makes the reactor call [`channel_is_readable`] at the channel's next event, but not before
-    /// the end of a pause. If the reactor cannot, the program's next call notices the message.
-    fn watch_soon(&self, state: &mut Self::State);
-    /// Returns whether the reactor watches the channel, or will do so after a pause.
-    fn is_watched(state: &Self::State) -> bool;
-}
-
 /// If the connection is new, makes sure that the peer's next message is noticed. Called whenever an
 /// event of the channel may have been read.
 #[inline]
-pub(super) fn ensure_armed<S: Starts>(stream: &S, state: &mut S::State) {
+pub(super) fn ensure_armed<S: Watchable>(stream: &S, state: &mut S::State) {
     // Check the cheap condition first: a program may poll many streams that stay new for long.
     let is_armed = S::leadership(state).is_some_and(|leadership| leadership.is_armed());
     if !(is_armed && S::is_watched(state)) && S::is_starting(state) {
@@ -97,7 +93,7 @@ pub(super) fn ensure_armed<S: Starts>(stream: &S, state: &mut S::State) {
 
 #[cold]
 #[inline(never)]
-fn watch_and_arm<S: Starts>(stream: &S, state: &mut S::State) {
+fn watch_and_arm<S: Watchable>(stream: &S, state: &mut S::State) {
     if !S::is_watched(state) {
         stream.watch_soon(state);
     }

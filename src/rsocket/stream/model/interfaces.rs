@@ -118,7 +118,7 @@ impl EventSource for Stream {
     }
 }
 
-impl HoldsData for Stream {
+impl Watchable for Stream {
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         self.state.try_lock().ok()
     }
@@ -146,12 +146,10 @@ impl HoldsData for Stream {
         true
     }
 
-    fn watched(state: &mut State) {
+    fn watched(&self, state: &mut State) {
         state.watched = false;
     }
-}
 
-impl Starts for Stream {
     fn watch_soon(&self, state: &mut State) {
         self.watch(state);
     }
