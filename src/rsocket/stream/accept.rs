@@ -244,19 +244,19 @@ impl Stream {
     /// connection must not be evicted. Called before a listener answers a request.
     pub(super) fn service_oldest_handshake<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         let mut last = None;
-        loop {
-            let Phase::Listening(listening) = &state.phase else { return state };
-            let Some((oldest, ..)) = listening.next_to_evict() else { return state };
+        while let Phase::Listening(listening) = &state.phase
+            && let Some((oldest, ..)) = listening.next_to_evict()
+            && last != Some(Arc::as_ptr(oldest))
+        {
             let oldest = Arc::clone(oldest);
-            if last.replace(Arc::as_ptr(&oldest)) == Some(Arc::as_ptr(&oldest)) {
-                return state;
-            }
+            last = Some(Arc::as_ptr(&oldest));
             // Lock order: `serve` may take the listener's lock.
             drop(state);
             // If another thread holds the connection's lock, that thread handles the events.
             oldest.serve();
             state = self.lock();
         }
+        state
     }
 
     /// Accepts a request, whose id has a channel of its own now. Returns the stream with this

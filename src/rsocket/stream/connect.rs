@@ -168,7 +168,7 @@ impl Stream {
         let step = match (&state.phase, kind) {
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_RESOLVED)) => state.resolve_route(),
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ROUTE_RESOLVED)) => {
-                let sent = self.in_command(&mut state, Stream::send_request);
+                let sent = self.in_command(state.handed_over, || self.send_request(&mut state));
                 sent.or_else(|error| self.use_another_port(&mut state, error))
             }
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, &event),
@@ -199,10 +199,10 @@ impl Stream {
     /// poll event is pending, because the phase is `Connecting`, so pollers need not wait for the
     /// lock ([`lock_to_poll`](Self::lock_to_poll)). The phase changes, and pollers are notified,
     /// only afterwards.
-    fn in_command<T>(&self, state: &mut State, run: impl FnOnce(&Stream, &mut State) -> T) -> T {
+    fn in_command<T>(&self, handed_over: bool, run: impl FnOnce() -> T) -> T {
         // A stream that was handed over has a poll event in every phase.
-        self.in_command.store(!state.handed_over, Ordering::SeqCst);
-        let result = run(self, state);
+        self.in_command.store(!handed_over, Ordering::SeqCst);
+        let result = run();
         self.in_command.store(false, Ordering::SeqCst);
         result
     }
@@ -244,8 +244,8 @@ impl Stream {
         // A peer that accepts with other private data does not use the rsocket protocol.
         let peer = ConnData::parse(event.data()).map_err(|_| Errno::ECONNREFUSED)?;
         let unconnected = state.unconnected.take().ok_or(Errno::EIO)?;
-        let connect = |_: &Stream, _: &mut State| unconnected.connect(&peer, event.takes_reads);
-        let connection = self.in_command(state, connect).inspect_err(|_| {
+        let connect = || unconnected.connect(&peer, event.takes_reads);
+        let connection = self.in_command(state.handed_over, connect).inspect_err(|_| {
             // The peer considers the connection established.
             let _ = state.id().and_then(CmId::disconnect);
         })?;
