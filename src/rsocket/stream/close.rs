@@ -33,8 +33,8 @@ const SHORT_CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 const GRACEFUL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time-out of exit(3) for all streams together.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval until the reactor first checks an ending. It doubles with each check, up to
-/// `MAX_INTERVAL`.
+/// Shortest and longest interval at which the reactor checks an ending. Between them, it is the time
+/// that the ending has taken.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_INTERVAL: Duration = Duration::from_millis(256);
 /// Divisor of the descriptor limit: a stream that is closed in the background uses two descriptors,
@@ -123,8 +123,6 @@ impl Ending {
 pub(super) struct Background {
     ending: Ending,
     started: Instant,
-    /// Interval until the next check.
-    interval: Duration,
     /// The program has closed the stream, and it was removed from all epoll instances.
     closed: bool,
     owner: Owner,
@@ -133,13 +131,7 @@ pub(super) struct Background {
 impl Background {
     fn new(ending: Ending) -> Background {
         ACTIVE.fetch_add(1, Ordering::Relaxed);
-        Background {
-            ending,
-            started: Instant::now(),
-            interval: MIN_INTERVAL,
-            closed: false,
-            owner: Owner::this_process(),
-        }
+        Background { ending, started: Instant::now(), closed: false, owner: Owner::this_process() }
     }
 
     fn close(&mut self) {
@@ -594,13 +586,13 @@ impl State {
     }
 
     /// Sets the timer for the reactor's next check of the background ending.
-    fn schedule_look(&mut self) {
-        let (Some(background), Some(key)) = (&mut self.background, self.key) else { return };
-        let (now, deadline) = (Instant::now(), background.ending.deadline);
+    fn schedule_look(&self) {
+        let (Some(background), Some(key)) = (&self.background, self.key) else { return };
+        let now = Instant::now();
+        let interval = (now - background.started).clamp(MIN_INTERVAL, MAX_INTERVAL);
         // An ending that is over may be kept beyond its deadline.
-        let time = if now < deadline { deadline.min(now + background.interval) } else { now + MIN_INTERVAL };
-        background.interval = (background.interval * 2).min(MAX_INTERVAL);
-        reactor::set_timer(key, Some(time));
+        let deadline = background.ending.deadline.max(now + MIN_INTERVAL);
+        reactor::set_timer(key, Some(deadline.min(now + interval)));
     }
 
     /// Moves the event channel to another descriptor. Returns the old one; dropping it frees its
