@@ -17,7 +17,6 @@ use super::watching::Watchable;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::{Errno, Result};
 use crate::os::event;
-use crate::os::fork::Owner;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::sync::Changes;
 use crate::rsocket::reactor::{self, LOCK_TIMEOUT, Role};
@@ -119,19 +118,19 @@ impl Ending {
     }
 }
 
-/// An ending that the reactor checks at intervals.
+/// An ending that the reactor checks at intervals. A child of fork(), which counts only its own,
+/// forgets those of its parent.
 pub(super) struct Background {
     ending: Ending,
     started: Instant,
     /// The program has closed the stream, and it was removed from all epoll instances.
     closed: bool,
-    owner: Owner,
 }
 
 impl Background {
     fn new(ending: Ending) -> Background {
         ACTIVE.fetch_add(1, Ordering::Relaxed);
-        Background { ending, started: Instant::now(), closed: false, owner: Owner::this_process() }
+        Background { ending, started: Instant::now(), closed: false }
     }
 
     fn close(&mut self) {
@@ -148,14 +147,11 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // A child of fork() counts only its own streams.
-        if self.owner.is_this_process() {
-            if self.closed {
-                CLOSED.fetch_sub(1, Ordering::Relaxed);
-            }
-            ACTIVE.fetch_sub(1, Ordering::Relaxed);
-            FINISHED.notify();
+        if self.closed {
+            CLOSED.fetch_sub(1, Ordering::Relaxed);
         }
+        ACTIVE.fetch_sub(1, Ordering::Relaxed);
+        FINISHED.notify();
     }
 }
 

@@ -369,11 +369,11 @@ impl Drop for Stream {
         }
         // The stream belongs to the parent process: this process owns only copies of the
         // descriptors, which rclose(3) has closed.
-        let State { phase, connection, unconnected, id, mappings, domain, .. } = mem::take(self.state.get_mut());
-        if let Phase::Listening(listening) = phase {
+        let state = mem::take(self.state.get_mut());
+        if let Phase::Listening(listening) = state.phase {
             mem::forget(listening.waiting);
         }
-        mem::forget((connection, unconnected, id, mappings, domain));
+        mem::forget((state.connection, state.unconnected, state.id, state.mappings, state.domain, state.background));
     }
 }
 
