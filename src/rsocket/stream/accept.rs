@@ -141,7 +141,7 @@ impl Stream {
     }
 
     /// Answers the oldest request whose peer still waits.
-    pub(super) fn answer_next<'a>(self: &'a Arc<Self>, mut state: Guard<'a>) {
+    pub(super) fn answer_next(self: &Arc<Self>, mut state: Guard<'_>) {
         let Phase::Listening(listening) = &mut state.phase else { return };
         if !listening.has_waiting() {
             return;
@@ -177,7 +177,7 @@ impl Stream {
     }
 
     /// Accepts or rejects the oldest request. The descriptors are for the connection.
-    fn answer<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, Descriptors { channel, spare }: Descriptors) {
+    fn answer(self: &Arc<Self>, mut state: Guard<'_>, Descriptors { channel, spare }: Descriptors) {
         let Phase::Listening(listening) = &mut state.phase else { return };
         let ready = listening.ready_count();
         let Some((slot, evicted)) = listening.admit(Stream::evict) else {

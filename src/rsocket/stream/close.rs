@@ -440,7 +440,7 @@ impl Stream {
     }
 
     /// Closes the stream, and releases its resources once no thread sleeps in the channel.
-    fn finish_close<'a>(&'a self, mut state: Guard<'a>) {
+    fn finish_close(&self, mut state: Guard<'_>) {
         let mut phase = state.end(Phase::Closed);
         if let Phase::Listening(_) = phase {
             // No more requests are read, so the channel may stay readable.
