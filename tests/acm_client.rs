@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rdmacm_core::acm::addr::Addr;
 use rdmacm_core::acm::client::{Client, SocketPaths};
 use rdmacm_core::acm::wire::{Answer, Query};
 use rdmacm_core::acm::{CACHED_ANSWER_TIMEOUT, resolve_path};
+use rdmacm_core::os::sockaddr::SockAddr;
 use server::{Mode, Server};
 
 #[path = "acm_server.rs"]
@@ -72,20 +72,31 @@ fn pair(mode: Mode) -> (Folder, Server, Client<'static>) {
     (folder, server, client)
 }
 
-const THERE: Addr = Addr::V4 { port: 7174, ip: [10, 77, 1, 1] };
-const HERE: Addr = Addr::V4 { port: 5, ip: [10, 77, 1, 2] };
+fn address(port: u16, ip: [u8; 4]) -> Option<SockAddr> {
+    Some(SockAddr::from_inet(&(ip, port).into()))
+}
+
+fn there() -> Option<SockAddr> {
+    address(7174, [10, 77, 1, 1])
+}
+
+fn here() -> Option<SockAddr> {
+    address(5, [10, 77, 1, 2])
+}
 
 fn query() -> Query {
-    Query { src: Some(HERE), dst: Some(THERE), ..Query::default() }
+    Query { src: here(), dst: there(), ..Query::default() }
 }
 
 fn assert_correct(answer: Option<Answer>) {
     let answer = answer.expect("an answer");
-    assert_eq!(answer.source, Some(Addr::V4 { port: 0, ip: [10, 77, 1, 2] }));
-    let path = answer.paths.first().expect("a path");
-    assert_eq!(path.dgid(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 77, 1, 1]);
-    assert_eq!(path.sgid(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 77, 1, 2]);
-    assert_eq!(path.pkey(), 0xFFFF);
+    assert_eq!(answer.source, Some([10, 77, 1, 2].into()));
+    let path = answer.paths.records().first().expect("a path").path;
+    // SAFETY: any bytes are a value of the GIDs.
+    let (dgid, sgid) = unsafe { (path.dgid.raw, path.sgid.raw) };
+    assert_eq!(dgid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 77, 1, 1]);
+    assert_eq!(sgid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 10, 77, 1, 2]);
+    assert_eq!(path.pkey, 0xFFFF);
 }
 
 fn tids(server: &Server) -> Vec<u64> {
@@ -202,7 +213,7 @@ fn unknown_records_are_ignored() {
         let (_folder, server, client) = pair(mode);
         let answer = client.ask(&query()).unwrap();
         assert!(answer.paths.is_empty() && answer.source.is_none());
-        assert!(resolve_path(&client, Some(HERE), Some(THERE), LONG).is_none());
+        assert!(resolve_path(&client, here(), there(), LONG).is_none());
         server.set_mode(Mode::Good);
         assert_correct(client.ask(&query()));
         assert_eq!(server.connections(), 1, "{mode:?}");
@@ -296,7 +307,7 @@ fn shorter_timeout_is_used() {
     let folder = Folder::new();
     let server = Server::unix(&folder.socket(), Mode::Silent).unwrap();
     let client = client(&folder, LONG);
-    assert!(resolve_path(&client, Some(HERE), Some(THERE), CACHED_ANSWER_TIMEOUT).is_none());
+    assert!(resolve_path(&client, here(), there(), CACHED_ANSWER_TIMEOUT).is_none());
     assert_eq!(server.connections(), 1);
 }
 
@@ -315,9 +326,9 @@ fn concurrent_queries_get_their_own_answers() {
             let client = &client;
             scope.spawn(move || {
                 for round in 0..10u8 {
-                    let src = Some(Addr::V4 { port: 0, ip: [10, thread, round, 1] });
-                    let answer = client.ask(&Query { src, dst: Some(THERE), ..Query::default() }).unwrap();
-                    assert_eq!(answer.source, src);
+                    let ip = [10, thread, round, 1];
+                    let answer = client.ask(&Query { src: address(0, ip), dst: there(), ..Query::default() }).unwrap();
+                    assert_eq!(answer.source, Some(ip.into()));
                 }
             });
         }
@@ -330,10 +341,10 @@ fn concurrent_queries_get_their_own_answers() {
 #[test]
 fn path_for_a_route() {
     let (_folder, server, client) = pair(Mode::PathOnly);
-    let paths = resolve_path(&client, Some(HERE), Some(THERE), LONG).unwrap();
+    let paths = resolve_path(&client, here(), there(), LONG).unwrap();
     assert_eq!((paths.as_bytes().len(), paths.records()[0].flags), (72, 0x2B));
     server.set_mode(Mode::NoData);
-    assert!(resolve_path(&client, Some(HERE), Some(THERE), LONG).is_none());
+    assert!(resolve_path(&client, here(), there(), LONG).is_none());
 }
 
 /// Returns the number of sockets that a newly started program inherits.

@@ -4,28 +4,28 @@
 //! Every answer is validated: it must consist of a header and up to eight whole records. Records
 //! that are neither an address nor a path are ignored. Path records may be in any position.
 
-use base::ibacm::{FLAG_DEST, FLAG_NODELAY, FLAG_SOURCE, INFO, PATH_DGID, PATH_SGID, TYPE_IPV4, TYPE_IPV6, TYPE_PATH};
-pub use base::ibacm::{HEADER_LEN, Header, MAX_MESSAGE, MAX_RECORDS, Malformed, PATH_RECORD_LEN, RECORD_LEN, Request};
+use std::net::IpAddr;
 
+use base::ibacm::{FLAG_DEST, FLAG_NODELAY, FLAG_SOURCE, INFO, PATH_DGID, PATH_SGID, TYPE_IPV4, TYPE_IPV6, TYPE_PATH};
+pub use base::ibacm::{HEADER_LEN, Header, MAX_RECORDS, Malformed, PATH_RECORD_LEN, RECORD_LEN, Request};
+use libc::{AF_INET, AF_INET6};
+
+use crate::os::sockaddr::{AF_IB, SockAddr};
 use crate::os::uapi::ibv_path_data;
 
-use super::addr::{Addr, Gid, V6, array};
+use super::addr::{array, host};
 
 /// Bytes of a `struct ibv_path_data`: flags, a reserved word and the path record. An endpoint
 /// record, the unit of ibacm's messages, has the same size.
 pub const PATH_DATA_LEN: usize = RECORD_LEN;
 
-/// Offsets in a path record (infiniband/sa.h, `struct ibv_path_record`).
-const PATH_FLOW_HOP: usize = 44;
-const PATH_PKEY: usize = 50;
-
 /// A query for the paths between two addresses.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Default)]
 pub struct Query {
     /// Local address.
-    pub src: Option<Addr>,
+    pub src: Option<SockAddr>,
     /// Remote address.
-    pub dst: Option<Addr>,
+    pub dst: Option<SockAddr>,
     /// Fields that the path must have, as a `struct ibv_path_record`.
     pub path: Option<[u8; PATH_RECORD_LEN]>,
     /// Whether ibacm may answer from its cache only.
@@ -59,33 +59,21 @@ impl Query {
     /// Returns the path record to send: the hint (or zeros), with its GIDs replaced by those of
     /// AF_IB addresses. Returns `None` if there is neither a hint nor an AF_IB address.
     fn path_record(&self) -> Option<[u8; PATH_RECORD_LEN]> {
-        let (sgid, dgid) = (ib_gid(self.src), ib_gid(self.dst));
-        if self.path.is_none() && sgid.is_none() && dgid.is_none() {
-            return None;
+        let mut path = self.path;
+        for (at, addr) in [(PATH_SGID, self.src), (PATH_DGID, self.dst)] {
+            if let Some(addr) = addr.filter(|addr| addr.family() == AF_IB) {
+                path.get_or_insert([0; PATH_RECORD_LEN])[at..at + 16].copy_from_slice(host(&addr));
+            }
         }
-        let mut path = self.path.unwrap_or([0; PATH_RECORD_LEN]);
-        if let Some(gid) = sgid {
-            path[PATH_SGID..PATH_SGID + 16].copy_from_slice(&gid);
-        }
-        if let Some(gid) = dgid {
-            path[PATH_DGID..PATH_DGID + 16].copy_from_slice(&gid);
-        }
-        Some(path)
+        path
     }
 }
 
-fn push_addr(request: &mut Request, flags: u32, addr: Option<Addr>) {
+fn push_addr(request: &mut Request, flags: u32, addr: Option<SockAddr>) {
     match addr {
-        Some(Addr::V4 { ip, .. }) => request.push(flags, TYPE_IPV4, &ip),
-        Some(Addr::V6(a)) => request.push(flags, TYPE_IPV6, &a.ip),
-        Some(Addr::Ib(_)) | None => {}
-    }
-}
-
-fn ib_gid(addr: Option<Addr>) -> Option<Gid> {
-    match addr {
-        Some(Addr::Ib(ib)) => Some(ib.gid),
-        _ => None,
+        Some(addr) if addr.family() == AF_INET => request.push(flags, TYPE_IPV4, host(&addr)),
+        Some(addr) if addr.family() == AF_INET6 => request.push(flags, TYPE_IPV6, host(&addr)),
+        _ => {}
     }
 }
 
@@ -94,8 +82,8 @@ fn ib_gid(addr: Option<Addr>) -> Option<Gid> {
 pub struct Answer {
     /// The paths, in the order of the answer.
     pub paths: Paths,
-    /// The local address, with port 0.
-    pub source: Option<Addr>,
+    /// The local address.
+    pub source: Option<IpAddr>,
 }
 
 /// Path records of an answer, each in the layout and alignment of `struct ibv_path_data`.
@@ -134,11 +122,6 @@ impl Paths {
         self.count == 0
     }
 
-    /// Returns the first path, if there is one.
-    pub fn first(&self) -> Option<Path> {
-        array(self.as_bytes(), PATH_DATA_LEN - PATH_RECORD_LEN).map(|record| Path { record })
-    }
-
     /// Appends an endpoint record without its type, which is a reserved word in `struct
     /// ibv_path_data`.
     fn push(&mut self, record: &[u8]) {
@@ -148,38 +131,6 @@ impl Paths {
             slot[INFO..].copy_from_slice(&record[INFO..]);
             self.count += 1;
         }
-    }
-}
-
-/// A path record (`struct ibv_path_record`).
-#[derive(Clone, Copy)]
-pub struct Path {
-    record: [u8; PATH_RECORD_LEN],
-}
-
-impl Path {
-    fn field<const N: usize>(&self, at: usize) -> [u8; N] {
-        array(&self.record, at).unwrap_or([0; N])
-    }
-
-    /// Source GID.
-    pub fn sgid(&self) -> Gid {
-        self.field(PATH_SGID)
-    }
-
-    /// Destination GID.
-    pub fn dgid(&self) -> Gid {
-        self.field(PATH_DGID)
-    }
-
-    /// Partition key, host byte order.
-    pub fn pkey(&self) -> u16 {
-        u16::from_be_bytes(self.field(PATH_PKEY))
-    }
-
-    /// Flow label, 20 bits, host byte order.
-    pub fn flow_label(&self) -> u32 {
-        (u32::from_be_bytes(self.field(PATH_FLOW_HOP)) >> 8) & 0xF_FFFF
     }
 }
 
@@ -199,15 +150,16 @@ pub fn parse_records(body: &[u8]) -> Answer {
 }
 
 /// Returns the address in a record, if it has one.
-fn inet(kind: u16, record: &[u8]) -> Option<Addr> {
+fn inet(kind: u16, record: &[u8]) -> Option<IpAddr> {
     match kind {
-        TYPE_IPV4 => Some(Addr::V4 { port: 0, ip: array(record, INFO)? }),
-        TYPE_IPV6 => Some(Addr::V6(V6 { ip: array(record, INFO)?, ..V6::default() })),
+        TYPE_IPV4 => Some(IpAddr::from(array::<4>(record, INFO)?)),
+        TYPE_IPV6 => Some(IpAddr::from(array::<16>(record, INFO)?)),
         _ => None,
     }
 }
 
 /// Parses a whole message: header and records.
+#[cfg(test)]
 pub fn parse_answer(message: &[u8]) -> Result<(Header, Answer), Malformed> {
     let (head, body) = message.split_first_chunk::<HEADER_LEN>().ok_or(Malformed::Short)?;
     let header = Header::parse(head)?;

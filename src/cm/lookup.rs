@@ -13,7 +13,7 @@ use super::id::Id;
 use super::library::{Library, library, need_devices};
 use super::owned_id::{self, OwnedId};
 use crate::acm;
-use crate::acm::addr::{Addr, Gid};
+use crate::acm::addr::{DEFAULT_PKEY, Gid, ib};
 use crate::acm::wire::Paths;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event_type, rdma_port_space};
@@ -92,8 +92,7 @@ fn ask_port(gid: Gid, service: &Service) -> Result<Vec<ucm::ServiceRecord>> {
 }
 
 fn bind_and_ask(id: &Id, gid: Gid, service: &Service) -> Result<Vec<ucm::ServiceRecord>> {
-    let addr = SockAddr::from_bytes(&service::port_address(gid).to_bytes())?;
-    ucm::bind(id.fd(), id.handle(), &addr)?;
+    ucm::bind(id.fd(), id.handle(), &SockAddr::from_ib(&ib(gid, DEFAULT_PKEY)))?;
     let operation = id.operation();
     ucm::resolve_ib_service(id.fd(), id.handle(), service)?;
     operation.complete()?;
@@ -177,6 +176,6 @@ pub(super) fn acm_paths(id: &Id, timeout: Duration) -> Result<Paths> {
     if acm::client().was_absent_just_now() {
         return Err(Errno::ENOENT);
     }
-    let (source, destination) = (Addr::from_storage(&id.source()), Addr::from_storage(&id.destination()));
+    let [source, destination] = [id.source(), id.destination()].map(|addr| SockAddr::from_storage(&addr).ok());
     acm::resolve_path(acm::client(), source, destination, timeout).ok_or(Errno::ENOENT)
 }

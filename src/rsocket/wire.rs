@@ -7,9 +7,9 @@
 
 use std::fmt;
 
+use crate::acm::addr;
 pub use crate::acm::addr::IP_HEADER;
-use crate::acm::addr::{self, Addr};
-use crate::os::sockaddr::SockAddr;
+use crate::os::sockaddr::{SockAddr, port};
 
 pub mod datagram;
 
@@ -336,8 +336,7 @@ pub fn parse_iomap(bytes: &[u8; IOMAP_ENTRY]) -> Mapping {
 
 /// Returns the IP header for the private data of a request from `source` to `destination`.
 pub fn ip_header(source: &SockAddr, destination: &SockAddr) -> [u8; IP_HEADER] {
-    let (source, destination) = (Addr::from_bytes(source.bytes()), Addr::from_bytes(destination.bytes()));
-    addr::ip_header(source, destination, source.map_or(0, |addr| addr.port()))
+    addr::ip_header(source, destination, port(source.storage()))
 }
 
 /// Returns the bytes after the header, `None` if it is incomplete. Its content is ignored:

@@ -6,14 +6,14 @@ use std::slice;
 
 use libc::{AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_STREAM, addrinfo};
 
-use crate::acm::addr::{Addr, DEFAULT_PKEY, Ib, SOCKADDR_IB_LEN};
+use crate::acm::addr::{DEFAULT_PKEY, array, ib, with_port};
 use crate::cm::addrinfo::list::Entry;
 use crate::cm::addrinfo::{GaiError, Hints};
 use crate::errno::Result;
 use crate::ffi::{RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, rdma_port_space};
 use crate::os::alloc::CBytes;
 use crate::os::cancel;
-use crate::os::sockaddr::AF_IB;
+use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb, port};
 
 /// libibverbs' `enum ibv_qp_type`.
 const RC: c_int = 2;
@@ -75,7 +75,7 @@ fn from_found(first: &First<'_>, hints: Option<&Hints>) -> Result<Entry> {
     let addr = match &gid {
         Some(gid) => {
             entry.family = AF_IB;
-            CBytes::copy(gid)?
+            CBytes::copy(gid.bytes())?
         }
         None => CBytes::copy(first.addr)?,
     };
@@ -109,10 +109,15 @@ fn family_of(addr: &[u8]) -> c_int {
 }
 
 /// Converts an IPv6 address to an AF_IB address. Returns `None` for any other address.
-fn gid_address(addr: &[u8], port_space: c_int) -> Option<[u8; SOCKADDR_IB_LEN]> {
-    let Addr::V6(v6) = Addr::from_bytes(addr)? else { return None };
-    let ib = Ib { pkey: DEFAULT_PKEY, flow: v6.flow, gid: v6.ip, scope: u64::from(v6.scope), ..Ib::default() };
-    Some(ib.with_port(port_space as u16, v6.port).to_bytes())
+fn gid_address(addr: &[u8], port_space: c_int) -> Option<SockAddr> {
+    let addr = SockAddr::from_bytes(addr).ok().filter(|addr| addr.family() == AF_INET6)?;
+    let (flow, scope) = (array(addr.bytes(), 4)?, u32::from_ne_bytes(array(addr.bytes(), 24)?));
+    let ib = SockaddrIb {
+        flowinfo: u32::from_ne_bytes(flow),
+        scope_id: u64::from(scope),
+        ..ib(array(addr.bytes(), 8)?, DEFAULT_PKEY)
+    };
+    Some(SockAddr::from_ib(&with_port(ib, port_space as u16, u16::from_be(port(addr.storage())))))
 }
 
 /// The hints of getaddrinfo(3); 0 stands for any value.

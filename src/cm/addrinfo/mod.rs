@@ -11,14 +11,15 @@ use std::ffi::{CStr, c_int};
 
 use list::{Entry, List};
 
-use crate::acm::addr::{Addr, Gid, Ib};
-use crate::acm::wire::{Answer, PATH_RECORD_LEN, Path, Query};
-use crate::acm::{self, addr};
+use crate::acm;
+use crate::acm::addr::{Gid, ib, ip_header, with_port};
+use crate::acm::wire::{Answer, PATH_RECORD_LEN, Query};
+use crate::cm::resolve::unpack;
 use crate::errno::{Errno, Result};
-use crate::ffi::{RAI_DNS, RAI_NOROUTE, RAI_NUMERICHOST, RAI_PASSIVE, RAI_SA};
+use crate::ffi::{RAI_DNS, RAI_NOROUTE, RAI_NUMERICHOST, RAI_PASSIVE, RAI_SA, ibv_sa_path_rec};
 use crate::os::alloc::CBytes;
 use crate::os::cancel;
-use crate::os::sockaddr::AF_IB;
+use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb, port};
 use crate::ucm::{Service, ServiceRecord};
 
 mod dns;
@@ -205,50 +206,49 @@ pub fn query(entry: &Entry, flags: u32, path: Option<[u8; PATH_RECORD_LEN]>) -> 
 /// a path and the kernel supports AF_IB.
 pub fn apply(entry: &mut Entry, answer: &Answer, flags: u32, af_ib: bool) -> Result<Option<Entry>> {
     if let Some(source) = answer.source.filter(|_| entry.src.is_none()) {
-        let (bytes, len) = source.to_bytes();
-        entry.src = CBytes::copy(bytes.get(..len).unwrap_or_default())?;
+        entry.src = CBytes::copy(SockAddr::from_inet(&(source, 0).into()).bytes())?;
     }
-    let Some(path) = answer.paths.first() else { return Ok(None) };
+    let Some(path) = answer.paths.records().first() else { return Ok(None) };
     entry.route = CBytes::copy(answer.paths.as_bytes())?;
     if !af_ib || flags & ROUTE_ONLY != 0 {
         return Ok(None);
     }
-    ib_entry(entry, &path, answer.paths.as_bytes())
+    ib_entry(entry, &unpack(path), answer.paths.as_bytes())
 }
+
+/// The bits of a flow label, in network byte order.
+const FLOW_LABEL: u32 = 0xF_FFFF_u32.to_be();
 
 /// Builds the AF_IB entry. Returns `None` if the peer is addressed by IP address but `entry` lacks
 /// one of the two addresses that the peer expects in the header.
-fn ib_entry(entry: &Entry, path: &Path, route: &[u8]) -> Result<Option<Entry>> {
+fn ib_entry(entry: &Entry, path: &ibv_sa_path_rec, route: &[u8]) -> Result<Option<Entry>> {
     let (src, dst) = (addr(&entry.src), addr(&entry.dst));
-    let header = match (src, dst) {
-        (Some(Addr::V4 { .. }), Some(Addr::V4 { .. })) | (Some(Addr::V6(_)), Some(Addr::V6(_))) => {
-            Some(addr::ip_header(src, dst, 0))
-        }
-        (_, Some(Addr::Ib(_))) | (Some(Addr::Ib(_)), None) => None,
+    let header = match (&src, &dst) {
+        (_, Some(addr)) | (Some(addr), None) if addr.family() == AF_IB => None,
+        (Some(src), Some(dst)) if src.family() == dst.family() => CBytes::copy(&ip_header(src, dst, 0))?,
         _ => return Ok(None),
     };
-    let address = |gid: Gid, port_of: Option<Addr>| {
-        let ib = Ib { pkey: path.pkey(), flow: path.flow_label(), gid, ..Ib::default() };
-        let port = port_of.map_or(0, |addr| addr.port());
-        CBytes::copy(&ib.with_port(entry.port_space as u16, port).to_bytes())
+    let address = |gid: Gid, port_of: Option<SockAddr>| {
+        let ib = SockaddrIb { flowinfo: path.flow_label & FLOW_LABEL, ..ib(gid, path.pkey) };
+        let port = port_of.map_or(0, |addr| u16::from_be(port(addr.storage())));
+        CBytes::copy(SockAddr::from_ib(&with_port(ib, entry.port_space as u16, port)).bytes())
     };
+    // SAFETY: any bytes are a value of the GIDs.
+    let (sgid, dgid) = unsafe { (path.sgid.raw, path.dgid.raw) };
     Ok(Some(Entry {
         flags: entry.flags,
         family: AF_IB,
         qp_type: entry.qp_type,
         port_space: entry.port_space,
-        src: address(path.sgid(), src)?,
-        dst: address(path.dgid(), dst)?,
+        src: address(sgid, src)?,
+        dst: address(dgid, dst)?,
         route: CBytes::copy(route)?,
-        connect: match header {
-            Some(header) => CBytes::copy(&header)?,
-            None => None,
-        },
+        connect: header,
     }))
 }
 
-fn addr(bytes: &Option<CBytes>) -> Option<Addr> {
-    Addr::from_bytes(bytes.as_ref()?.as_slice())
+fn addr(bytes: &Option<CBytes>) -> Option<SockAddr> {
+    SockAddr::from_bytes(bytes.as_ref()?.as_slice()).ok()
 }
 
 /// Where a look-up gets its results from.

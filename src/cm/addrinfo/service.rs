@@ -3,16 +3,15 @@
 //!
 //! The kernel looks services up (RESOLVE_IB_SERVICE on a bound id, then QUERY). rdma_getaddrinfo()
 //! with RAI_SA has no id: for each active InfiniBand port of each device it creates an id in
-//! RDMA_PS_IB and binds it to [`port_address`] of the port's first GID. Ports that fail are
-//! skipped.
+//! RDMA_PS_IB and binds it to the port's first GID. Ports that fail are skipped.
 
 use std::ffi::{CStr, c_int};
 
-use crate::acm::addr::{DEFAULT_PKEY, Gid, Ib};
+use crate::acm::addr::{Gid, ib, with_port};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RAI_SA, rdma_port_space};
 use crate::os::alloc::CBytes;
-use crate::os::sockaddr::AF_IB;
+use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb};
 use crate::ucm::{SERVICE_NAME, Service, ServiceRecord};
 
 use super::list::{Entry, List};
@@ -51,32 +50,20 @@ fn number(text: &[u8]) -> Option<u64> {
     Some(if negative { number.wrapping_neg() } else { number })
 }
 
-/// Returns the address to bind an id to for queries through the port with this GID.
-pub fn port_address(gid: Gid) -> Ib {
-    Ib { pkey: DEFAULT_PKEY, gid, ..Ib::default() }
-}
-
-/// Returns the source of a connection to a service: the port with this GID, and any service id of
-/// RDMA_PS_IB.
-fn source_address(gid: Gid, pkey: u16) -> Ib {
-    let sid = (rdma_port_space::RDMA_PS_IB as u64) << 16;
-    Ib { pkey, gid, sid, sid_mask: !0xFFFF, ..Ib::default() }
-}
-
 /// Appends an entry for each record. `source` is the GID of the port through which the subnet
 /// administrator was asked, or `None` if the program has bound the id itself. The port space is
 /// RDMA_PS_IB and the QP type 0, whatever the hints contain.
 pub fn append(list: &mut List, records: &[ServiceRecord], source: Option<Gid>) -> Result<()> {
     for record in records {
-        let pkey = u16::from_be(record.pkey);
-        let address = |ib: Ib| CBytes::copy(&ib.to_bytes());
-        let dst = Ib { pkey, gid: record.gid, sid: u64::from_be(record.id), sid_mask: u64::MAX, ..Ib::default() };
+        let address = |ib: SockaddrIb| CBytes::copy(SockAddr::from_ib(&ib).bytes());
+        let dst = SockaddrIb { sid: record.id, sid_mask: u64::MAX, ..ib(record.gid, record.pkey) };
         list.push(Entry {
             flags: RAI_SA as c_int,
             family: AF_IB,
             port_space: rdma_port_space::RDMA_PS_IB as c_int,
             src: match source {
-                Some(gid) => address(source_address(gid, pkey))?,
+                // Any service id of the port space.
+                Some(gid) => address(with_port(ib(gid, record.pkey), rdma_port_space::RDMA_PS_IB as u16, 0))?,
                 None => None,
             },
             dst: address(dst)?,
@@ -133,7 +120,6 @@ mod tests {
 
     #[test]
     fn records_become_entries_in_order() {
-        use crate::acm::addr::Addr;
         let mut list = List::new();
         append(&mut list, &[record(5, 1), record(6, 2)], Some([9; 16])).unwrap();
         append(&mut list, &[record(7, 3)], None).unwrap();
@@ -146,8 +132,9 @@ mod tests {
                 // SAFETY: the addresses of an entry are as long as it says.
                 let bytes =
                     (!addr.is_null()).then(|| unsafe { std::slice::from_raw_parts(addr.cast(), len as usize) })?;
-                let Addr::Ib(ib) = Addr::from_bytes(bytes)? else { return None };
-                Some((ib.gid[0], ib.pkey, ib.sid, ib.sid_mask))
+                assert_eq!(bytes.len(), size_of::<SockaddrIb>());
+                let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+                Some((bytes[8], u16::from_be_bytes([bytes[2], bytes[3]]), number(24), number(32)))
             };
             seen.push((ib(info.ai_src_addr, info.ai_src_len), ib(info.ai_dst_addr, info.ai_dst_len)));
             next = info.ai_next;

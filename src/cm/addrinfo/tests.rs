@@ -143,7 +143,7 @@ fn record(flags: u32, kind: u16, info: &[u8]) -> Vec<u8> {
 
 /// A path with flow label 0x12345 and P_Key 0x8001.
 fn path(sgid: [u8; 16], dgid: [u8; 16]) -> Vec<u8> {
-    let mut info = [&[0; 8][..], &dgid, &sgid, &[0; 4], &0x0123_4540u32.to_be_bytes(), &[0, 0x81]].concat();
+    let mut info = [&[0; 8][..], &dgid, &sgid, &[0; 4], &0xF123_4540u32.to_be_bytes(), &[0, 0x81]].concat();
     info.extend(0x8001u16.to_be_bytes());
     record(0x2B, 0x10, &info)
 }
@@ -311,7 +311,11 @@ fn queries_to_ibacm() {
         run(&world, Some(c"10.77.1.1"), Some(c"7174"), Some(&hints)).unwrap();
     }
     let asked = world.asked.borrow();
-    assert!(asked.iter().all(|query| query.no_delay && query.src.unwrap().port() == 5 && query.dst.is_some()));
+    assert!(
+        asked
+            .iter()
+            .all(|query| query.no_delay && port(query.src.unwrap().storage()) == 5_u16.to_be() && query.dst.is_some())
+    );
     let first = asked.iter().map(|query| query.path.map(|path| path[0])).collect::<Vec<_>>();
     assert_eq!(first, [None, Some(1), Some(9), Some(0)]);
 }

@@ -6,8 +6,7 @@ use proptest::prelude::*;
 
 use super::datagram::{BadHeader, UdHeader, UdpHeader, UdpOp};
 use super::*;
-use crate::acm::addr::{Addr, Ib, V6};
-use crate::os::sockaddr::SockAddr;
+use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb};
 
 /// Private data of a socket with RDMA_IOMAPSIZE 1000, SO_RCVBUF 2048 and a receive queue of 16
 /// entries.
@@ -154,23 +153,21 @@ fn ipv6_ud_header() {
     assert_eq!(UdHeader::parse(&[7, 8, 0, 1, 1, 2, 3, 4]), Err(BadHeader::Version(7)));
 }
 
-fn sock_addr(addr: Addr) -> SockAddr {
-    let (bytes, len) = addr.to_bytes();
-    SockAddr::from_bytes(&bytes[..len]).unwrap()
-}
-
 #[test]
 fn ip_header_of_each_family() {
-    let v4 = |last| sock_addr(Addr::V4 { port: 7174, ip: [10, 77, 1, last] });
+    let v4 = |last| SockAddr::from_inet(&([10, 77, 1, last], 7174).into());
     let header = ip_header(&v4(1), &v4(2));
     assert_eq!(header[..4], [0, 0x40, 0x1C, 0x06]);
     assert_eq!(header[4..20], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 1, 1]);
     assert_eq!(header[20..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 77, 1, 2]);
-    let ib = |last| sock_addr(Addr::Ib(Ib { gid: [last; 16], sid: 0x0106_1234, ..Ib::default() }));
+    let ib = |last| {
+        let sid = 0x0106_1234_u64.to_be();
+        SockAddr::from_ib(&SockaddrIb { family: AF_IB as u16, addr: [last; 16], sid, ..SockaddrIb::default() })
+    };
     let header = ip_header(&ib(1), &ib(2));
     assert_eq!(header[..4], [0, 0, 0x12, 0x34]);
     assert_eq!((&header[4..20], &header[20..]), (&[1; 16][..], &[2; 16][..]));
-    let v6 = sock_addr(Addr::V6(V6 { ip: [3; 16], ..V6::default() }));
+    let v6 = SockAddr::from_inet(&([3; 16], 0).into());
     assert_eq!((ip_header(&v6, &v6)[1], &ip_header(&v6, &v6)[20..]), (0x60, &[3; 16][..]));
     assert_eq!(skip_ip_header(&[7; 76]), Some(&[7; 40][..]));
     assert_eq!(skip_ip_header(&[7; 35]), None);

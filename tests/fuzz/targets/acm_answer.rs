@@ -2,12 +2,15 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rdmacm_core::acm::wire::parse_answer;
+use rdmacm_core::acm::wire::{Header, RECORD_LEN, parse_records};
 
 fuzz_target!(|message: &[u8]| {
-    if let Ok((header, answer)) = parse_answer(message) {
-        assert!(header.body_len <= message.len());
-        assert!(answer.paths.as_bytes().len() <= message.len());
-        let _ = answer.paths.first();
+    let Some((head, body)) = message.split_first_chunk() else { return };
+    if let Ok(header) = Header::parse(head)
+        && let Some(body) = body.get(..header.body_len)
+    {
+        let answer = parse_records(body);
+        assert!(answer.paths.as_bytes().len() <= body.len());
+        assert!(answer.paths.records().len() * RECORD_LEN <= body.len());
     }
 });
