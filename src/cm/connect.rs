@@ -34,7 +34,7 @@ pub fn connect(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
 /// [`check_resources`] and [`params::check_length`].
 fn decide(id: &Id, param: Option<ConnParam<'_>>, peer_has_told: bool) -> Result<()> {
     let mut state = id.state();
-    let limits = state.limits();
+    let limits = state.bound.map(|bound| bound.limits);
     check_resources(id, param, limits)?;
     params::check_length(&state.connect_data, param)?;
     let peer = if peer_has_told { (state.initiator_depth, state.responder_resources) } else { (u8::MAX, u8::MAX) };

@@ -42,8 +42,6 @@ pub struct Id {
     handle: AtomicU32,
     /// Whether the id is synchronous: it owns its channel, and every call waits for its event.
     sync: AtomicBool,
-    /// Whether this is the id of a connection request, which is in the table [`HANDLES`].
-    request: AtomicBool,
     /// Held while an event uses the QP, and while the QP is destroyed: one thread may read events
     /// while another destroys the QP.
     qp_use: Mutex<()>,
@@ -57,6 +55,7 @@ unsafe impl Sync for Id {}
 
 /// The private part of an id, under its lock. The lock is not held during calls to the kernel or to
 /// libibverbs.
+#[derive(Default)]
 pub(super) struct State {
     /// The device, once known.
     pub bound: Option<Bound>,
@@ -86,7 +85,8 @@ pub(super) struct State {
     /// State of rdma_resolve_addrinfo(3).
     pub search: Pending,
     /// Multicast groups joined.
-    pub groups: Groups,
+    #[allow(clippy::vec_box, reason = "the kernel identifies a membership by its address")]
+    pub groups: Vec<Box<Group>>,
     /// The files from which `channel::move_to_new_file` has moved the id. They are kept until the
     /// connection requests that wait there are read.
     pub former: Vec<OwnFd>,
@@ -105,25 +105,6 @@ pub(super) struct Group {
     pub(super) completed: Completed,
     /// GID and LID to which the QP is attached.
     pub(super) attached: Mutex<Option<(ibv_gid, u16)>>,
-}
-
-/// The memberships of an id.
-#[derive(Default)]
-#[allow(clippy::vec_box, reason = "the kernel identifies a membership by its address")]
-pub(super) struct Groups(pub(super) Vec<Box<Group>>);
-
-impl Groups {
-    pub(super) fn take(&mut self, matches: impl Fn(&Group) -> bool) -> Option<Box<Group>> {
-        let position = self.0.iter().position(|group| matches(group))?;
-        Some(self.0.remove(position))
-    }
-}
-
-impl State {
-    /// Returns the limits of the device, or `None` before the device is known.
-    pub fn limits(&self) -> Option<Limits> {
-        self.bound.map(|bound| bound.limits)
-    }
 }
 
 // SAFETY: a state's pointers refer to libibverbs objects, which any thread may use.
@@ -187,31 +168,13 @@ impl Id {
     pub(super) fn new(context: *mut c_void, ps: u32, qp_type: u32) -> Id {
         // SAFETY: all zeros are a value of this structure of numbers and pointers.
         let public: rdma_cm_id = unsafe { zeroed() };
-        let ece = rdma_ucm_ece { vendor_id: 0, attr_mod: 0 };
-        let state = State {
-            bound: None,
-            initiator_depth: 0,
-            responder_resources: 0,
-            connect_failed: false,
-            defers_devices: false,
-            is_incomplete: false,
-            remote_ece: ece,
-            local_ece: ece,
-            paths: SmallVec::new(),
-            connect_data: Vec::new(),
-            template: None,
-            search: Pending::default(),
-            groups: Groups::default(),
-            former: Vec::new(),
-        };
         let id = Id {
             public: UnsafeCell::new(public),
             handle: AtomicU32::new(u32::MAX),
             sync: AtomicBool::new(false),
-            request: AtomicBool::new(false),
             qp_use: Mutex::new(()),
             completed: Completed::default(),
-            state: Mutex::new(state),
+            state: Mutex::new(State::default()),
         };
         id.set_context(context);
         id.set_ps(ps);
@@ -253,14 +216,6 @@ impl Id {
         self.sync.store(sync, Ordering::Relaxed);
     }
 
-    pub(super) fn is_request(&self) -> bool {
-        self.request.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_request(&self) {
-        self.request.store(true, Ordering::Relaxed);
-    }
-
     /// Returns whether the id is for datagrams: no connection, and `rdma_ud_param` in events.
     pub(crate) fn is_ud(&self) -> bool {
         self.qp_type() == ibv_qp_type::IBV_QPT_UD
@@ -273,7 +228,7 @@ impl Id {
 
     /// Returns the limits of the id's device, or `None` before the id has a device.
     pub fn limits(&self) -> Option<Limits> {
-        self.state().limits()
+        self.state().bound.map(|bound| bound.limits)
     }
 
     /// Returns the addresses of the id's route.
@@ -461,8 +416,8 @@ pub(super) fn insert_handle(handle: u32, id: NonNull<Id>) -> Result<()> {
     Ok(())
 }
 
-/// Removes `id`. Another id with the same handle stays: after a fork both processes may use the
-/// number.
+/// Removes `id`, if it is there. Another id with the same handle stays: after a fork both
+/// processes may use the number.
 pub(super) fn remove_handle(handle: u32, id: NonNull<Id>) {
     let mut table = HANDLES.lock();
     if table.0.get(&handle) == Some(&id) {

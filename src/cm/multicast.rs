@@ -67,7 +67,7 @@ fn detach(id: &Id, (gid, lid): (ibv_gid, u16)) {
 /// Detaches the id's QP from all groups; the id stays a member.
 pub(super) fn detach_all(id: &Id) {
     // `next` releases the lock of the id's state: the QP is detached without it.
-    let next = || id.state().groups.0.iter().find_map(|group| group.attached.lock().take());
+    let next = || id.state().groups.iter().find_map(|group| group.attached.lock().take());
     while let Some(place) = next() {
         detach(id, place);
     }
@@ -126,12 +126,19 @@ fn add(id: &Id, addr: SockAddr, send_only: bool, context: *mut c_void) -> Result
         attached: Mutex::new(None),
     })?;
     let address: *const Group = &raw const *group;
-    try_push(&mut id.state().groups.0, group)?;
+    try_push(&mut id.state().groups, group)?;
     Ok(address)
 }
 
+/// Removes the first membership that matches.
+fn take(id: &Id, matches: impl Fn(&Group) -> bool) -> Option<Box<Group>> {
+    let groups = &mut id.state().groups;
+    let position = groups.iter().position(|group| matches(group))?;
+    Some(groups.remove(position))
+}
+
 fn remove(id: &Id, address: *const Group) -> Option<Box<Group>> {
-    id.state().groups.take(|group| std::ptr::eq(group, address))
+    take(id, |group| std::ptr::eq(group, address))
 }
 
 /// Joins in the kernel, which stores the handle of the membership in the group. Once the kernel has
@@ -177,7 +184,7 @@ fn drop_failed(id: &Id, address: *const Group) {
 
 /// Keeps a membership that the kernel did not end: events with its address may still come.
 fn keep(id: &Id, group: Box<Group>) {
-    let groups = &mut id.state().groups.0;
+    let groups = &mut id.state().groups;
     match groups.try_reserve(1) {
         Ok(()) => groups.push(group),
         // Without memory for the list, the membership is leaked.
@@ -192,7 +199,7 @@ pub fn leave_multicast(id: &Id, addr: &SockAddr) -> Result<()> {
     // has to find the membership in the list. The kernel assigns the handle when the join cannot
     // fail any more.
     let matches = |group: &Group| group.is_known_to_kernel() && group.addr.bytes() == addr.bytes();
-    let group = id.state().groups.take(matches).ok_or(Errno::EADDRNOTAVAIL)?;
+    let group = take(id, matches).ok_or(Errno::EADDRNOTAVAIL)?;
     match ucm::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)) {
         Ok(reported) => {
             if id.is_sync() {
@@ -251,7 +258,7 @@ mod tests {
         // SAFETY: all zeros are a value of this structure of numbers.
         let address = unsafe { std::mem::zeroed() };
         // Another member would attach the QP, which does not exist.
-        assert_eq!(id.state().groups.0[0].joined(&address), Ok(()));
+        assert_eq!(id.state().groups[0].joined(&address), Ok(()));
         id.set_qp(ptr::null_mut());
     }
 
@@ -267,14 +274,14 @@ mod tests {
         thread::scope(|scope| {
             let leaving = scope.spawn(|| leave_multicast(&id, &addr));
             // The thread has found the membership, or has ended without it.
-            while id.state().groups.0.len() == 1 && !leaving.is_finished() {
+            while id.state().groups.len() == 1 && !leaving.is_finished() {
                 thread::yield_now();
             }
             drop(remove(&id, joining));
             // A command that has begun fails.
             drop(kernel);
             let left = leaving.join().unwrap();
-            assert!(id.state().groups.0.is_empty());
+            assert!(id.state().groups.is_empty());
             assert_eq!(left, Err(Errno::EADDRNOTAVAIL));
         });
     }

@@ -92,9 +92,7 @@ impl OwnedId {
 
     /// Frees what the id holds, but not its memory. Returns the device, which the caller releases.
     fn retire(&self) -> Option<Bound> {
-        if self.is_request() {
-            id::remove_handle(self.handle(), self.0);
-        }
+        id::remove_handle(self.handle(), self.0);
         if self.is_sync() {
             // SAFETY: a synchronous id owns its channel, and is the only one on it.
             drop(unsafe { OwnedChannel::from_c(self.channel()) });
@@ -138,7 +136,6 @@ pub(super) fn create_for_request(listener: &Id, handle: u32) -> Result<OwnedId> 
         discard(id);
         return Err(error);
     }
-    id.set_request();
     Ok(id)
 }
 
