@@ -107,7 +107,7 @@ impl<'a> Client<'a> {
     }
 
     /// Returns whether no daemon was found within the last `retry_delay`: no queries are sent then.
-    pub fn was_absent_just_now(&self) -> bool {
+    fn was_absent_just_now(&self) -> bool {
         let missed = self.missed.load(Ordering::Relaxed);
         missed != 0
             && missed != SEEN

@@ -11,7 +11,7 @@ pub use base::ibacm::{HEADER_LEN, Header, MAX_RECORDS, Malformed, PATH_RECORD_LE
 use libc::{AF_INET, AF_INET6};
 
 use crate::os::sockaddr::{AF_IB, SockAddr};
-use crate::os::uapi::ibv_path_data;
+use crate::os::uapi::{ibv_path_data, ibv_sa_path_rec};
 
 use super::addr::{array, host};
 
@@ -131,6 +131,42 @@ impl Paths {
             slot[INFO..].copy_from_slice(&record[INFO..]);
             self.count += 1;
         }
+    }
+}
+
+/// The SA's selector for "exactly" (IBTA 15.2.5.16), which applies to MTU, rate and packet life
+/// time of a path record in an answer.
+const EXACTLY: u8 = 2;
+/// Bits of an MTU, a rate and a packet life time that programs see (docs/compatibility.md).
+const VALUE: u8 = 0x1f;
+
+/// Unpacks a path record (IBTA 15.2.5.16, PathRecord).
+pub fn unpack(data: &ibv_path_data) -> ibv_sa_path_rec {
+    let packed = &data.path;
+    let flow_and_hops = u32::from_be(packed.flowlabel_hoplimit);
+    ibv_sa_path_rec {
+        dgid: packed.dgid,
+        sgid: packed.sgid,
+        dlid: packed.dlid,
+        slid: packed.slid,
+        raw_traffic: 0,
+        flow_label: (flow_and_hops >> 8).to_be(),
+        hop_limit: flow_and_hops as u8,
+        traffic_class: packed.tclass,
+        reversible: i32::from(packed.reversible_numpath >> 7),
+        // A record is one path. The number in this byte is the number of requested paths
+        // (docs/compatibility.md).
+        numb_path: 1,
+        pkey: packed.pkey,
+        sl: (u16::from_be(packed.qosclass_sl) & 0xf) as u8,
+        mtu_selector: EXACTLY,
+        mtu: packed.mtu & VALUE,
+        rate_selector: EXACTLY,
+        rate: packed.rate & VALUE,
+        packet_life_time_selector: EXACTLY,
+        packet_life_time: packed.packetlifetime & VALUE,
+        // Not in the wire format: the flags tell the use of the path (docs/compatibility.md).
+        preference: data.flags as u8,
     }
 }
 

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::acm::addr;
+use crate::os::uapi::ibv_path_record;
 
 fn v4() -> SockAddr {
     SockAddr::from_inet(&([10, 77, 1, 1], 7174).into())
@@ -129,6 +130,26 @@ fn eight_records_are_the_limit() {
     assert_eq!(parse_answer(&answer(&most)).unwrap().1.paths.as_bytes().len(), 8 * 72);
     let nine = answer(&vec![path(3); 9]);
     assert_eq!(parse_answer(&nine), Err(Malformed::Length(16 + 9 * 72)));
+}
+
+#[test]
+fn packed_fields() {
+    let path = ibv_path_record {
+        flowlabel_hoplimit: 0x0123_4540_u32.to_be(),
+        reversible_numpath: 0x81,
+        qosclass_sl: 0x0123_u16.to_be(),
+        mtu: 0x65,
+        rate: 0x43,
+        packetlifetime: 0x92,
+        ..Default::default()
+    };
+    let record = unpack(&ibv_path_data { flags: 0x2b, path, ..Default::default() });
+    assert_eq!((u32::from_be(record.flow_label), record.hop_limit), (0x0001_2345, 0x40));
+    assert_eq!((record.reversible, record.numb_path, record.sl), (1, 1, 3));
+    assert_eq!((record.mtu_selector, record.mtu), (2, 5));
+    assert_eq!((record.rate_selector, record.rate), (2, 3));
+    assert_eq!((record.packet_life_time_selector, record.packet_life_time), (2, 18));
+    assert_eq!(record.preference, 0x2b);
 }
 
 /// ibacm sets the answer bit only in answers that it sends later, and in some refusals.

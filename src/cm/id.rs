@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use super::addrinfo::Pending;
 use super::device_registry::{Bound, Limits};
 use super::global::GlobalLock;
-use super::objects::{Context, Qp, Srq, Template};
+use super::objects::Qp;
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_addr, rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::os::library_fds::OwnFd;
@@ -28,7 +28,8 @@ use crate::os::sockaddr::{SockAddr, overwrite};
 use crate::os::sync::{Mutex, MutexGuard};
 use crate::os::uapi::rdma_ucm_ece;
 use crate::verbs::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_qp_type, ibv_srq, ibv_transport_type,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type, ibv_srq,
+    ibv_transport_type,
 };
 
 /// An id: `struct rdma_cm_id`, which programs read and write, with the library's part behind it.
@@ -81,7 +82,7 @@ pub(super) struct State {
     /// Put in front of the private data when connecting (`ai_connect` of an endpoint).
     pub connect_data: Vec<u8>,
     /// The attributes for the QPs of a passive endpoint's connections.
-    pub template: Option<Template>,
+    pub template: Option<ibv_qp_init_attr>,
     /// State of rdma_resolve_addrinfo(3).
     pub search: Pending,
     /// Multicast groups joined.
@@ -269,11 +270,10 @@ impl Id {
         })
     }
 
-    /// Returns the context of the id's device. Fails with `EINVAL` before the id has a device.
-    pub(super) fn device_context(&self) -> Result<Context> {
-        let context = NonNull::new(self.verbs()).ok_or(Errno::EINVAL)?;
-        // SAFETY: the registry keeps the device of an id open (`State::bound`).
-        Ok(unsafe { Context::new(context) })
+    /// Returns the context of the id's device, which the registry keeps open (`State::bound`).
+    /// Fails with `EINVAL` before the id has a device.
+    pub(super) fn device_context(&self) -> Result<NonNull<ibv_context>> {
+        NonNull::new(self.verbs()).ok_or(Errno::EINVAL)
     }
 
     /// Returns the id's QP.
@@ -285,12 +285,6 @@ impl Id {
     /// Prevents the QP from being destroyed as long as the returned guard exists.
     pub(super) fn keep_qp(&self) -> MutexGuard<'_, ()> {
         self.qp_use.lock()
-    }
-
-    /// Returns the id's SRQ.
-    pub(super) fn own_srq(&self) -> Option<Srq> {
-        // SAFETY: the SRQ in an id is live (`from_c`): the field is cleared when the SRQ is destroyed.
-        NonNull::new(self.srq()).map(|srq| unsafe { Srq::new(srq) })
     }
 }
 

@@ -4,7 +4,6 @@
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::ptr::NonNull;
-use std::time::Duration;
 
 use super::addrinfo::list::List;
 use super::addrinfo::{self, Env, Found, GaiError, Hints, Source, service};
@@ -12,9 +11,7 @@ use super::device_registry;
 use super::id::Id;
 use super::library::{Library, library, need_devices};
 use super::owned_id::{self, OwnedId};
-use crate::acm;
 use crate::acm::addr::{DEFAULT_PKEY, Gid, ib};
-use crate::acm::wire::Paths;
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event_type, rdma_port_space};
 use crate::os::cancel;
@@ -169,13 +166,4 @@ pub(super) fn service_failed(id: &Id) {
 /// Implements rdma_query_addrinfo(3): takes the result. Fails with `ENOENT` if there is none.
 pub fn query_addrinfo(id: &Id) -> Result<List> {
     id.state().search.take()
-}
-
-/// Returns the paths that ibacm knows between the id's addresses. Fails with `ENOENT` without any.
-pub(super) fn acm_paths(id: &Id, timeout: Duration) -> Result<Paths> {
-    if acm::client().was_absent_just_now() {
-        return Err(Errno::ENOENT);
-    }
-    let [source, destination] = [id.source(), id.destination()].map(|addr| SockAddr::from_storage(&addr).ok());
-    acm::resolve_path(acm::client(), source, destination, timeout).ok_or(Errno::ENOENT)
 }

@@ -30,7 +30,7 @@ pub use channel::{
 };
 pub use connect::{accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece};
 pub use device_registry::{DeviceContexts, Limits, free_devices, get_devices};
-pub use endpoint::{EndpointInfo, EndpointQp, create_ep, destroy_ep};
+pub use endpoint::{EndpointInfo, create_ep, destroy_ep};
 pub use event::{
     Kind as EventKind, OwnedEvent, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event,
 };
@@ -39,8 +39,8 @@ pub use id::Id;
 pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};
 pub use multicast::{JoinAttr, join_multicast, join_multicast_ex, leave_multicast};
 pub use objects::{InitAttr, Pd};
-pub use option::{OptionValue, get_dst_port, get_src_port, set_option};
+pub use option::{get_dst_port, get_src_port, set_option};
 pub use owned_id::{OwnedId, create_id, destroy_id, free_id};
 pub use params::{ConnParam, get_remote_ece, set_local_ece};
 pub use qp::{Domain, create_qp, create_qp_ex, create_srq, create_srq_ex, destroy_qp, destroy_srq, init_qp_attr};
-pub use resolve::{bind_addr, defer_devices, open_request_device, resolve_addr, resolve_route, resolve_route_soon};
+pub use resolve::{bind_addr, defer_devices, open_request_device, resolve_addr, resolve_route};

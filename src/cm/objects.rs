@@ -5,9 +5,7 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 
 use crate::errno::{Errno, Result};
-use crate::verbs::{
-    self, ibv_context, ibv_ece, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr_ex, ibv_srq, ibv_srq_init_attr_ex,
-};
+use crate::verbs::{self, ibv_context, ibv_ece, ibv_pd, ibv_qp, ibv_qp_attr};
 
 /// A PD in which a QP or SRQ is created.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +52,7 @@ impl<'a, T> InitAttr<'a, T> {
     ///
     /// # Safety
     /// Each pointer to a libibverbs object that the structure declares valid is NULL, or the object
-    /// outlives the QP or SRQ that is created.
+    /// outlives the QP or SRQ that is created, or the endpoint and the QPs of its connections.
     pub unsafe fn new(attr: &'a mut T) -> InitAttr<'a, T> {
         InitAttr(attr)
     }
@@ -62,29 +60,6 @@ impl<'a, T> InitAttr<'a, T> {
     /// Returns the structure. Callers store only live objects in it.
     pub(super) fn get(&mut self) -> &mut T {
         self.0
-    }
-}
-
-/// The open context of an id's device.
-#[derive(Clone, Copy)]
-pub(super) struct Context(NonNull<ibv_context>);
-
-impl Context {
-    /// # Safety
-    /// The context stays open as long as the value is used.
-    pub unsafe fn new(context: NonNull<ibv_context>) -> Context {
-        Context(context)
-    }
-
-    /// Returns the pointer by which libibverbs knows the context.
-    pub fn as_ptr(self) -> NonNull<ibv_context> {
-        self.0
-    }
-
-    /// Returns the index of a P_Key (network byte order) in a port's table.
-    pub fn pkey_index(self, port: u8, pkey: u16) -> Result<u16> {
-        // SAFETY: the context is open (`new`).
-        unsafe { verbs::pkey_index(self.0, port, pkey) }
     }
 }
 
@@ -96,12 +71,6 @@ impl Qp {
     /// The QP is live until it is destroyed through the value.
     pub unsafe fn new(qp: NonNull<ibv_qp>) -> Qp {
         Qp(qp)
-    }
-
-    /// Calls ibv_create_qp_ex(3). The attributes have a PD, and the CQs that the QP type needs.
-    pub fn create(context: Context, attr: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<Qp> {
-        // SAFETY: the context is open, and the objects in an `InitAttr` are live.
-        unsafe { verbs::create_qp_ex(context.0, attr.get()).map(Qp) }
     }
 
     /// Returns the pointer by which libibverbs knows the QP.
@@ -145,34 +114,3 @@ impl Qp {
         unsafe { verbs::destroy_qp(self.0) };
     }
 }
-
-/// The SRQ of an id.
-pub(super) struct Srq(NonNull<ibv_srq>);
-
-impl Srq {
-    /// # Safety
-    /// The SRQ is live until it is destroyed through the value.
-    pub unsafe fn new(srq: NonNull<ibv_srq>) -> Srq {
-        Srq(srq)
-    }
-
-    /// Calls ibv_create_srq_ex(3). The attributes have a PD, and what the SRQ type needs.
-    pub fn create(context: Context, attr: &mut InitAttr<'_, ibv_srq_init_attr_ex>) -> Result<Srq> {
-        // SAFETY: the context is open, and the objects in an `InitAttr` are live.
-        unsafe { verbs::create_srq_ex(context.0, attr.get()).map(Srq) }
-    }
-
-    /// Returns the pointer by which libibverbs knows the SRQ.
-    pub fn as_c(&self) -> *mut ibv_srq {
-        self.0.as_ptr()
-    }
-
-    /// Calls ibv_destroy_srq(3).
-    pub fn destroy(self) {
-        // SAFETY: the SRQ is live (`new`), and destroyed once: this call takes the value.
-        unsafe { verbs::destroy_srq(self.0) };
-    }
-}
-/// The QP attributes of the connections of a passive endpoint.
-#[derive(Clone, Copy)]
-pub(super) struct Template(pub(super) verbs::ibv_qp_init_attr);

@@ -9,7 +9,7 @@ use std::ptr::{self, NonNull};
 use super::device_registry::{self, Bound, Limits};
 use super::id::Id;
 use super::library::library;
-use super::objects::{Context, InitAttr, Pd, Qp, Srq};
+use super::objects::{InitAttr, Pd, Qp};
 use super::{log, multicast, params};
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
@@ -58,7 +58,7 @@ pub fn create_qp_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>)
     if !id.qp().is_null() {
         return Err(Errno::EINVAL);
     }
-    let context = id.device_context()?;
+    id.device_context()?;
     // SAFETY: the PD in an `InitAttr` is live.
     let given =
         unsafe { Pd::from_c(if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 { ptr::null_mut() } else { attr.pd }) };
@@ -76,7 +76,7 @@ pub fn create_qp_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>)
         attr.xrcd = device_registry::xrcd(&bound).map_err(|_| Errno::EINVAL)?.as_ptr();
         attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
     }
-    create_with_cqs(id, context, attributes)
+    create_with_cqs(id, attributes)
 }
 
 /// Returns whether the program's PD is of the id's device, and its CQs are the id's, if any.
@@ -89,7 +89,7 @@ fn fits(id: &Id, pd: Option<Pd>, attr: &ibv_qp_init_attr_ex) -> bool {
 }
 
 /// Like [`create_qp_ex`], with PD and XRC domain in place: adds the CQs and the SRQ.
-fn create_with_cqs(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
+fn create_with_cqs(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
     let given = (attr.send_cq, attr.recv_cq, attr.srq);
     let send = if attr.send_cq.is_null() { attr.cap.max_send_wr } else { 0 };
@@ -105,7 +105,7 @@ fn create_with_cqs(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_
         attr.srq = id.srq();
     }
     // libibverbs would dereference the NULL of a missing CQ.
-    let qp = if lacks_cq(attr) { Err(Errno::EINVAL) } else { create_started(id, context, attributes) };
+    let qp = if lacks_cq(attr) { Err(Errno::EINVAL) } else { create_started(id, attributes) };
     match qp {
         Ok(qp) => {
             id.set_pd(qp.pd());
@@ -123,8 +123,9 @@ fn create_with_cqs(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_
 }
 
 /// Creates a QP and moves it to the state in which its type starts.
-fn create_started(id: &Id, context: Context, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<Qp> {
-    let qp = Qp::create(context, attributes)?;
+fn create_started(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<Qp> {
+    // SAFETY: the registry keeps the device of an id open, and the objects in an `InitAttr` are live.
+    let qp = unsafe { Qp::new(verbs::create_qp_ex(id.device_context()?, attributes.get())?) };
     match start(id, &qp) {
         Ok(()) => Ok(qp),
         Err(error) => {
@@ -186,7 +187,9 @@ fn after_init_of_datagrams() -> [(u32, ibv_qp_attr_mask); 2] {
 /// Returns the attributes for INIT, for kernels that do not provide them. `extra` is the attribute
 /// that only QPs of this type have.
 fn own_attributes(id: &Id, extra: ibv_qp_attr_mask) -> Result<(ibv_qp_attr, c_int)> {
-    let pkey_index = id.device_context()?.pkey_index(id.port_num(), id.pkey()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the registry keeps the device of an id open.
+    let pkey_index = unsafe { verbs::pkey_index(id.device_context()?, id.port_num(), id.pkey()) };
+    let pkey_index = pkey_index.map_err(|_| Errno::EINVAL)?;
     Ok(init_attributes(id.port_num(), pkey_index, extra))
 }
 
@@ -311,7 +314,7 @@ fn create_missing_cqs(id: &Id, send: u32, recv: u32) -> Result<CreatedCqs> {
 }
 
 fn create_cq(id: &Id, entries: u32) -> Result<Pair> {
-    let context = id.device_context()?.as_ptr();
+    let context = id.device_context()?;
     // SAFETY: the context is open. The channel is new, and no longer used if creating the CQ fails.
     unsafe {
         let channel = verbs::create_comp_channel(context)?;
@@ -419,12 +422,13 @@ pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex
     }
     let given = (attr.cq, attr.comp_mask);
     let created = if attr.srq_type == IBV_SRQT_XRC { add_xrc_objects(id, attr)? } else { CreatedCqs::default() };
-    match Srq::create(context, attributes) {
+    // SAFETY: the registry keeps the device of an id open, and the objects in an `InitAttr` are live.
+    match unsafe { verbs::create_srq_ex(context, attributes.get()) } {
         Ok(srq) => {
             if id.pd().is_null() {
                 id.set_pd(attributes.get().pd);
             }
-            id.set_srq(srq.as_c());
+            id.set_srq(srq.as_ptr());
             Ok(())
         }
         Err(error) => {
@@ -456,8 +460,9 @@ fn add_xrc_objects(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<CreatedCq
 /// Implements rdma_destroy_srq(3). Destroys the SRQ and the CQs that came with it, unless the id
 /// has a QP, which still uses them.
 pub fn destroy_srq(id: &Id) {
-    let Some(srq) = id.own_srq() else { return };
-    srq.destroy();
+    let Some(srq) = NonNull::new(id.srq()) else { return };
+    // SAFETY: the SRQ in an id is live (`Id::from_c`), and leaves its field here.
+    unsafe { verbs::destroy_srq(srq) };
     id.set_srq(ptr::null_mut());
     if id.qp().is_null() {
         destroy_cqs(id, CreatedCqs::ALL);

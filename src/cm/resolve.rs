@@ -1,7 +1,7 @@
 //! Binding and resolving: finds the device, the addresses and the path.
 //!
 //! Path records come from the kernel, the program or ibacm in the subnet administrator's wire
-//! format. [`unpack`] converts those from the kernel to libibverbs' structure.
+//! format. [`unpack`] converts those that programs see to libibverbs' structure.
 
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of};
@@ -13,15 +13,12 @@ use libc::sockaddr_storage;
 use super::device_registry;
 use super::id::Id;
 use super::library::library;
-use super::lookup::acm_paths;
-use super::option::{OptionValue, set_option};
-use crate::acm;
+use super::option::set_option;
+use crate::acm::{self, wire::unpack};
 use crate::errno::{Errno, Result};
-use crate::ffi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, ibv_sa_path_rec};
+use crate::ffi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH};
 use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb};
-use crate::os::uapi::{
-    __kernel_sockaddr_storage, ibv_path_data, rdma_ucm_query_addr_resp, rdma_ucm_query_route_resp, sockaddr_in6,
-};
+use crate::os::uapi::{__kernel_sockaddr_storage, rdma_ucm_query_addr_resp, rdma_ucm_query_route_resp, sockaddr_in6};
 use crate::ucm;
 use crate::verbs::{IBV_TRANSPORT_IB, path_rec_from_kernel};
 
@@ -61,18 +58,10 @@ fn check_families<'a>(af_ib: bool, addresses: impl IntoIterator<Item = &'a SockA
     if is_unknown { Err(Errno::EINVAL) } else { Ok(af_ib) }
 }
 
-/// Implements rdma_resolve_route(3). The timeout is in milliseconds.
-pub fn resolve_route(id: &Id, timeout_ms: c_int) -> Result<()> {
-    resolve_route_within(id, timeout_ms, acm::ANSWER_TIMEOUT)
-}
-
-/// Like [`resolve_route`], for threads that must not wait long: the time suffices only if ibacm
-/// answers from its cache.
-pub fn resolve_route_soon(id: &Id, timeout_ms: c_int) -> Result<()> {
-    resolve_route_within(id, timeout_ms, acm::CACHED_ANSWER_TIMEOUT)
-}
-
-fn resolve_route_within(id: &Id, timeout_ms: c_int, acm_timeout: Duration) -> Result<()> {
+/// Implements rdma_resolve_route(3). The timeout is in milliseconds. `acm_timeout` is
+/// [`acm::ANSWER_TIMEOUT`], or [`acm::CACHED_ANSWER_TIMEOUT`] for threads that must not wait long:
+/// that suffices only if ibacm answers from its cache.
+pub fn resolve_route(id: &Id, timeout_ms: c_int, acm_timeout: Duration) -> Result<()> {
     let operation = id.operation();
     // On InfiniBand and RoCE, ibacm may know the path. The kernel then reports the route as
     // resolved.
@@ -217,57 +206,22 @@ fn bytes_of<T: KernelAddress>(address: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(ptr::from_ref(address).cast(), size_of::<T>()) }
 }
 
-/// The SA's selector for "exactly" (IBTA 15.2.5.16), which applies to MTU, rate and packet life
-/// time of a path record in an answer.
-const EXACTLY: u8 = 2;
-/// Bits of an MTU, a rate and a packet life time that programs see (docs/compatibility.md).
-const VALUE: u8 = 0x1f;
-
-/// Unpacks a record (IBTA 15.2.5.16, PathRecord) of the kernel's answer.
-pub(super) fn unpack(data: &ibv_path_data) -> ibv_sa_path_rec {
-    let packed = &data.path;
-    let flow_and_hops = u32::from_be(packed.flowlabel_hoplimit);
-    ibv_sa_path_rec {
-        dgid: packed.dgid,
-        sgid: packed.sgid,
-        dlid: packed.dlid,
-        slid: packed.slid,
-        raw_traffic: 0,
-        flow_label: (flow_and_hops >> 8).to_be(),
-        hop_limit: flow_and_hops as u8,
-        traffic_class: packed.tclass,
-        reversible: i32::from(packed.reversible_numpath >> 7),
-        // A record is one path. The number in this byte is the number of requested paths
-        // (docs/compatibility.md).
-        numb_path: 1,
-        pkey: packed.pkey,
-        sl: (u16::from_be(packed.qosclass_sl) & 0xf) as u8,
-        mtu_selector: EXACTLY,
-        mtu: packed.mtu & VALUE,
-        rate_selector: EXACTLY,
-        rate: packed.rate & VALUE,
-        packet_life_time_selector: EXACTLY,
-        packet_life_time: packed.packetlifetime & VALUE,
-        // Not in the wire format: the flags tell the use of the path (docs/compatibility.md).
-        preference: data.flags as u8,
-    }
-}
-
-/// Asks ibacm for the path and gives it to the kernel, which then reports ROUTE_RESOLVED.
-pub(super) fn from_acm(id: &Id, timeout: Duration) -> Result<()> {
-    let paths = acm_paths(id, timeout)?;
-    set_paths(id, paths.as_bytes().into())
+/// Asks ibacm for the path and gives it to the kernel, which then reports ROUTE_RESOLVED. Fails with
+/// `ENOENT` if ibacm knows no path.
+fn from_acm(id: &Id, timeout: Duration) -> Result<()> {
+    let [source, destination] = [id.source(), id.destination()].map(|addr| SockAddr::from_storage(&addr).ok());
+    let paths = acm::resolve_path(acm::client(), source, destination, timeout).ok_or(Errno::ENOENT)?;
+    set_paths(id, paths.as_bytes())
 }
 
 /// Gives the kernel an array of `struct ibv_path_data`.
-pub(super) fn set_paths(id: &Id, paths: OptionValue<'_>) -> Result<()> {
+pub(super) fn set_paths(id: &Id, paths: *const [u8]) -> Result<()> {
     set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, paths)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::uapi::ibv_path_record;
 
     #[test]
     fn only_some_kernels_take_ib_addresses() {
@@ -301,25 +255,5 @@ mod tests {
         assert_eq!(gid_of(&address).to_vec(), (8..24).collect::<Vec<u8>>());
         assert_eq!(prefix(&address, 28), (0..28).collect::<Vec<u8>>());
         assert_eq!(prefix(&address, u16::MAX).len(), size_of::<sockaddr_storage>());
-    }
-
-    #[test]
-    fn packed_fields() {
-        let path = ibv_path_record {
-            flowlabel_hoplimit: 0x0123_4540_u32.to_be(),
-            reversible_numpath: 0x81,
-            qosclass_sl: 0x0123_u16.to_be(),
-            mtu: 0x65,
-            rate: 0x43,
-            packetlifetime: 0x92,
-            ..Default::default()
-        };
-        let record = unpack(&ibv_path_data { flags: 0x2b, path, ..Default::default() });
-        assert_eq!((u32::from_be(record.flow_label), record.hop_limit), (0x0001_2345, 0x40));
-        assert_eq!((record.reversible, record.numb_path, record.sl), (1, 1, 3));
-        assert_eq!((record.mtu_selector, record.mtu), (2, 5));
-        assert_eq!((record.rate_selector, record.rate), (2, 3));
-        assert_eq!((record.packet_life_time_selector, record.packet_life_time), (2, 18));
-        assert_eq!(record.preference, 0x2b);
     }
 }

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
 use std::ptr::{self, NonNull};
 
+use crate::acm;
 use crate::cm::{self, ConnParam, EventChannel, Id, InitAttr, Limits, OwnedChannel, OwnedId, Pd};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
@@ -239,7 +240,7 @@ impl CmId {
 
     /// rdma_set_option(3).
     pub fn set_option(&self, level: u32, name: u32, value: &[u8]) -> Result<()> {
-        self.retry_on_eacces(|| cm::set_option(self.id(), level as c_int, name as c_int, value.into()))
+        self.retry_on_eacces(|| cm::set_option(self.id(), level as c_int, name as c_int, value))
     }
 
     /// rdma_disconnect(3).
@@ -254,7 +255,7 @@ impl CmId {
 
     /// rdma_resolve_route(3) without blocking.
     pub fn resolve_route(&self, timeout_ms: c_int) -> Result<()> {
-        cm::resolve_route_soon(self.id(), timeout_ms)
+        cm::resolve_route(self.id(), timeout_ms, acm::CACHED_ANSWER_TIMEOUT)
     }
 
     /// rdma_connect(3) if `active` is set, otherwise rdma_accept(3). `data` is the private data of

@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use libc::{iovec, size_t, sockaddr, sockaddr_storage, socklen_t};
-use rdmacm_core::cm::{ConnParam, EndpointInfo, Hints, JoinAttr, OptionValue};
+use rdmacm_core::cm::{ConnParam, EndpointInfo, Hints, JoinAttr};
 use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_join_mc_attr_ex, rdma_conn_param};
 use rdmacm_core::os::sockaddr::{AddrRef, SockAddr};
 use rdmacm_core::rsocket::name_len;
@@ -107,7 +107,7 @@ pub unsafe fn endpoint_info<'a>(info: *const rdma_addrinfo) -> Result<EndpointIn
         src: unsafe { AddrRef::from_c(info.ai_src_addr) },
         // SAFETY: NULL or complete for its family, as from rdma_getaddrinfo(3).
         dst: unsafe { AddrRef::from_c(info.ai_dst_addr) },
-        route: OptionValue::at(info.ai_route, info.ai_route_len),
+        route: ptr::slice_from_raw_parts(info.ai_route.cast(), info.ai_route_len),
         // SAFETY: NULL or readable for its length, as from rdma_getaddrinfo(3).
         connect_data: unsafe { bytes(info.ai_connect, info.ai_connect_len) },
     })

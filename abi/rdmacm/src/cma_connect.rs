@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use libc::sockaddr;
+use rdmacm_core::acm::ANSWER_TIMEOUT;
 use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::{rdma_cm_id, rdma_conn_param};
 use rdmacm_core::os::sockaddr::SockAddr;
@@ -50,7 +51,9 @@ pub unsafe extern "C" fn rdma_resolve_addr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    quick_status(Call::id("rdma_resolve_route", id), || cm::resolve_route(unsafe { Id::from_c(id) }?, timeout_ms))
+    quick_status(Call::id("rdma_resolve_route", id), || {
+        cm::resolve_route(unsafe { Id::from_c(id) }?, timeout_ms, ANSWER_TIMEOUT)
+    })
 }
 
 /// Requests a connection, or for datagrams the number and Q_Key of the peer's QP. The route must be

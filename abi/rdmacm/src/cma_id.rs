@@ -1,9 +1,10 @@
 //! `rdma/rdma_cma.h`: ids and endpoints, their options and attributes.
 
 use std::ffi::{c_int, c_void};
+use std::ptr;
 
 use libc::size_t;
-use rdmacm_core::cm::{self, EndpointQp, EventChannel, Id, OptionValue, OwnedId};
+use rdmacm_core::cm::{self, EventChannel, Id, InitAttr, OwnedId, Pd};
 use rdmacm_core::ffi::{
     __be16, ibv_ece, ibv_event_type_t, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event_type_t,
     rdma_cm_id, rdma_event_channel, rdma_port_space_t,
@@ -47,8 +48,10 @@ pub unsafe extern "C" fn rdma_create_ep(
 ) -> c_int {
     status(Call::new("rdma_create_ep"), || {
         // SAFETY: the C contract (crate documentation).
-        let (id, info, qp) = unsafe { (out(id)?, args::endpoint_info(res)?, EndpointQp::from_c(pd, qp_init_attr)) };
-        id.write(cm::create_ep(&info, qp)?.into_c());
+        let (id, info) = unsafe { (out(id)?, args::endpoint_info(res)?) };
+        // SAFETY: the C contract (crate documentation).
+        let (pd, attr) = unsafe { (Pd::from_c(pd), InitAttr::from_c(qp_init_attr).ok()) };
+        id.write(cm::create_ep(&info, pd, attr)?.into_c());
         Ok(())
     })
 }
@@ -98,7 +101,7 @@ pub unsafe extern "C" fn rdma_set_option(
 ) -> c_int {
     quick_status(Call::id("rdma_set_option", id), || {
         // SAFETY: the C contract (crate documentation).
-        cm::set_option(unsafe { Id::from_c(id) }?, level, optname, OptionValue::at(optval, optlen))
+        cm::set_option(unsafe { Id::from_c(id) }?, level, optname, ptr::slice_from_raw_parts(optval.cast(), optlen))
     })
 }
 

@@ -13,8 +13,7 @@ use list::{Entry, List};
 
 use crate::acm;
 use crate::acm::addr::{Gid, ib, ip_header, with_port};
-use crate::acm::wire::{Answer, PATH_RECORD_LEN, Query};
-use crate::cm::resolve::unpack;
+use crate::acm::wire::{Answer, PATH_RECORD_LEN, Query, unpack};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RAI_DNS, RAI_NOROUTE, RAI_NUMERICHOST, RAI_PASSIVE, RAI_SA, ibv_sa_path_rec};
 use crate::os::alloc::CBytes;
