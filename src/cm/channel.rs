@@ -105,7 +105,7 @@ pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
     }
     let (target, own) = match channel {
         Some(channel) => (channel, false),
-        None => (create_own_channel()?, true),
+        None => (EventChannel(create_event_channel()?.into_c()), true),
     };
     // Change the id first, then the kernel, so that a thread that reads from the new channel finds
     // the id there at once. If the id owned the old channel, destroy it last, so that no thread
@@ -134,13 +134,6 @@ pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
         drop(unsafe { OwnedChannel::from_c(old) });
     }
     Ok(())
-}
-
-/// Creates a channel that an id will own.
-fn create_own_channel() -> Result<EventChannel> {
-    let channel = create_event_channel()?.into_c();
-    // SAFETY: the channel lives as long as the id that will own it.
-    unsafe { EventChannel::from_c(channel.as_ptr()) }.ok_or(Errno::ENOMEM)
 }
 
 /// Moves an asynchronous id in the kernel to a new file, which the caller puts in place of the
@@ -172,6 +165,6 @@ pub(super) fn fetch_from_former(listener: &Id, handle: u32) {
 
 /// Closes the former files. The caller has read all events that arrived before the id was moved.
 pub fn forget_former(id: &Id) {
-    let former = mem::take(&mut id.state().former);
-    drop(former);
+    // The files are closed without the lock.
+    drop(mem::take(&mut id.state().former));
 }

@@ -35,19 +35,16 @@ pub struct Registry {
 }
 
 struct Open {
-    guid: u64,
-    index: Option<u32>,
+    identity: Identity,
     context: NonNull<ibv_context>,
     limits: Limits,
     /// Whether the link layer of a port is InfiniBand, by port number; `None` until it is queried.
-    infiniband: Vec<Option<bool>>,
+    infiniband: [Option<bool>; 256],
     pd: Option<NonNull<ibv_pd>>,
     xrcd: Option<NonNull<ibv_xrcd>>,
-    /// Number of ids bound to the device, and of PDs of connections on it.
-    ids: usize,
-    /// Number of lists from [`hold_all`] that contain the device. The PD and the XRC domain are
-    /// kept as long as there are ids or lists.
-    lists: usize,
+    /// Number of ids bound to the device, of PDs of connections on it, and of lists from
+    /// [`hold_all`] that contain it. The PD and the XRC domain are kept as long as there are any.
+    uses: usize,
     /// Whether the device was removed from the machine.
     gone: bool,
     owner: Owner,
@@ -55,14 +52,6 @@ struct Open {
 
 // SAFETY: the pointers are libibverbs objects, which any thread may use.
 unsafe impl Send for Open {}
-
-impl Open {
-    /// Returns whether neither ids nor lists of this process use the device. A device that the
-    /// parent process opened is for the parent to close.
-    fn is_unused(&self, process: Owner) -> bool {
-        self.ids == 0 && self.lists == 0 && self.owner == process
-    }
-}
 
 /// The limits of a device for a connection.
 #[derive(Clone, Copy, Debug)]
@@ -121,23 +110,20 @@ pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
         // SAFETY: the context of a registered device is open.
         None => *device.pd.insert(unsafe { verbs::alloc_pd(device.context)? }),
     };
-    device.ids += 1;
+    device.uses += 1;
     Ok(Bound { slot, context: device.context, pd, limits: device.limits })
 }
 
 /// Adds another use of a device to which an id is bound. [`release`] ends it, too.
 pub fn share(bound: &Bound) -> Result<Bound> {
     let mut registry = lock();
-    registry.device(bound.slot)?.ids += 1;
+    registry.device(bound.slot)?.uses += 1;
     Ok(*bound)
 }
 
-/// Ends a use of the device. Frees the PD and the XRC domain if there are no more uses or lists.
+/// Ends a use of the device. Frees the PD and the XRC domain if there are no more uses.
 pub fn release(bound: Bound) {
-    let mut registry = lock();
-    let Ok(device) = registry.device(bound.slot) else { return };
-    device.ids -= 1;
-    registry.free_unused(bound.slot);
+    lock().end_use(bound.slot);
 }
 
 /// Returns the XRC domain that all ids on the device share.
@@ -156,20 +142,13 @@ pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
 /// device meanwhile.
 pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
     let index = usize::from(port);
-    if let Some(Some(known)) = lock().device(bound.slot)?.infiniband.get(index) {
-        return Ok(*known);
+    if let Some(known) = lock().device(bound.slot)?.infiniband[index] {
+        return Ok(known);
     }
     // SAFETY: the device of an id that is bound to it is open.
     let attr = unsafe { verbs::query_port(bound.context, port)? };
     let infiniband = u32::from(attr.link_layer) == verbs::IBV_LINK_LAYER_INFINIBAND;
-    let mut registry = lock();
-    let device = registry.device(bound.slot)?;
-    if index >= device.infiniband.len() {
-        let more = index + 1 - device.infiniband.len();
-        device.infiniband.try_reserve(more).map_err(|_| Errno::ENOMEM)?;
-        device.infiniband.resize(index + 1, None);
-    }
-    device.infiniband[index] = Some(infiniband);
+    lock().device(bound.slot)?.infiniband[index] = Some(infiniband);
     Ok(infiniband)
 }
 
@@ -187,25 +166,22 @@ pub fn hold_all(ends: impl Fn(Errno) -> bool) -> Result<Vec<NonNull<ibv_context>
     contexts.try_reserve_exact(list.devices().len()).map_err(|_| Errno::ENOMEM)?;
     for &device in list.devices() {
         // SAFETY: `list` exists.
-        let (guid, index) = unsafe { (verbs::guid(device), verbs::index(device)) };
-        let slot = match registry.find(guid, index) {
-            Some(slot) => Ok(slot),
-            // SAFETY: `list` exists.
-            None => unsafe { registry.open(device) },
+        let slot = unsafe {
+            let identity = Identity::of(device);
+            registry.find(identity.guid, identity.index).map_or_else(|| registry.open(device), Ok)
         };
-        let slot = match slot {
-            Ok(slot) => slot,
+        match slot.and_then(|slot| registry.device(slot)) {
+            Ok(open) => {
+                contexts.push(open.context);
+                open.uses += 1;
+            }
             Err(error) if ends(error) => {
                 drop(registry);
                 contexts.into_iter().for_each(release_held);
                 return Err(error);
             }
             // Leave this device out.
-            Err(_) => continue,
-        };
-        if let Ok(open) = registry.device(slot) {
-            contexts.push(open.context);
-            open.lists += 1;
+            Err(_) => {}
         }
     }
     Ok(contexts)
@@ -214,12 +190,10 @@ pub fn hold_all(ends: impl Fn(Errno) -> bool) -> Result<Vec<NonNull<ibv_context>
 /// Releases one context of [`hold_all`].
 pub fn release_held(context: NonNull<ibv_context>) {
     let mut registry = lock();
-    let held = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.context == context && open.lists > 0);
-    let Some(slot) = registry.slots.iter().position(held) else { return };
-    if let Ok(open) = registry.device(slot) {
-        open.lists -= 1;
+    let held = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.context == context && open.uses > 0);
+    if let Some(slot) = registry.slots.iter().position(held) {
+        registry.end_use(slot);
     }
-    registry.free_unused(slot);
 }
 
 impl Registry {
@@ -232,13 +206,17 @@ impl Registry {
         self.slots.get_mut(slot).and_then(Option::as_mut).ok_or(Errno::ENODEV)
     }
 
+    fn end_use(&mut self, slot: usize) {
+        if let Ok(device) = self.device(slot) {
+            device.uses -= 1;
+            self.free_unused(slot);
+        }
+    }
+
     /// Returns the slot of an open device of this process.
     fn find(&self, guid: u64, index: Option<u32>) -> Option<usize> {
-        self.slots.iter().position(|slot| {
-            slot.as_ref().is_some_and(|open| {
-                !open.gone && open.owner == self.process && same(open.guid, open.index, guid, index)
-            })
-        })
+        let is_it = |open: &Open| !open.gone && open.owner == self.process && open.identity.matches(guid, index);
+        self.slots.iter().position(|slot| slot.as_ref().is_some_and(is_it))
     }
 
     /// Opens the device in the cached list. If the list lacks the device, or the device does not
@@ -280,34 +258,27 @@ impl Registry {
             }
         };
         // SAFETY: libibverbs frees no device of a list that exists.
-        let (guid, index, context) = unsafe { (verbs::guid(device), verbs::index(device), verbs::open(device)?) };
+        let (identity, context) = unsafe { (Identity::of(device), verbs::open(device)?) };
         // SAFETY: the context was opened above.
-        let limits = unsafe { verbs::query_device(context) }.map(|attr| Limits {
+        let attr = unsafe { verbs::query_device(context) }.inspect_err(|_| {
+            // SAFETY: opened above, and used by nothing yet.
+            unsafe { verbs::close(context) }
+        })?;
+        let limits = Limits {
             initiator_depth: clamp(attr.max_qp_init_rd_atom),
             responder_resources: clamp(attr.max_qp_rd_atom),
             work_requests: u32::try_from(attr.max_qp_wr).unwrap_or(0),
             completions: u32::try_from(attr.max_cqe).unwrap_or(0),
-        });
-        let limits = match limits {
-            Ok(limits) => limits,
-            Err(error) => {
-                // SAFETY: opened above, and used by nothing yet.
-                unsafe { verbs::close(context) };
-                return Err(error);
-            }
         };
-        let process = self.process;
         self.slots[slot] = Some(Open {
-            guid,
-            index,
+            identity,
             context,
             limits,
-            infiniband: Vec::new(),
-            owner: process,
+            infiniband: [None; 256],
+            owner: self.process,
             pd: None,
             xrcd: None,
-            ids: 0,
-            lists: 0,
+            uses: 0,
             gone: false,
         });
         Ok(slot)
@@ -323,19 +294,17 @@ impl Registry {
             open.gone = unsafe {
                 let own = verbs::device_of(open.context);
                 let listed = present.iter().map(|&device| Identity::of(device));
-                is_gone(&Identity { guid: open.guid, index: open.index, ..Identity::of(own) }, listed, || {
-                    verbs::is_in_sysfs(own)
-                })
+                is_gone(&open.identity, listed, || verbs::is_in_sysfs(own))
             };
             self.free_unused(slot);
         }
     }
 
-    /// Frees the PD and the XRC domain of a device that neither ids nor lists use, and closes it if
-    /// it was removed from the machine.
+    /// Frees the PD and the XRC domain of a device without uses, and closes it if it was removed from
+    /// the machine. A device that the parent process opened is for the parent to close.
     fn free_unused(&mut self, slot: usize) {
         let process = self.process;
-        let Some(open) = self.device(slot).ok().filter(|open| open.is_unused(process)) else { return };
+        let Some(open) = self.device(slot).ok().filter(|open| open.uses == 0 && open.owner == process) else { return };
         // SAFETY: nothing in the library uses the PD, the XRC domain or the context any more, and a
         // program destroys its objects on them before its last id and its last list.
         in_call(|| unsafe {
@@ -370,6 +339,11 @@ impl Identity {
         // SAFETY: `device` is live: guaranteed by the caller.
         unsafe { Identity { guid: verbs::guid(device), index: verbs::index(device), name: verbs::name(device) } }
     }
+
+    /// Returns whether the device has this GUID, and this index unless either index is unknown.
+    fn matches(&self, guid: u64, index: Option<u32>) -> bool {
+        self.guid == guid && (self.index.is_none() || index.is_none() || self.index == index)
+    }
 }
 
 /// Returns whether a device was removed from the machine. If descriptors ran out while a list was
@@ -381,7 +355,7 @@ fn is_gone(
     mut listed: impl Iterator<Item = Identity> + Clone,
     is_in_sysfs: impl FnOnce() -> bool,
 ) -> bool {
-    let is_listed = listed.clone().any(|other| same(other.guid, other.index, device.guid, device.index));
+    let is_listed = listed.clone().any(|other| other.matches(device.guid, device.index));
     !is_listed && (listed.any(|other| other.name == device.name) || !is_in_sysfs())
 }
 
@@ -397,20 +371,17 @@ fn unavailable(error: Errno) -> Errno {
     if may_pass(error) { error } else { Errno::ENODEV }
 }
 
-fn may_pass(error: Errno) -> bool {
+/// Returns whether `error` does not concern the device: memory or descriptors ran out, or a signal
+/// interrupted the call.
+pub(super) fn may_pass(error: Errno) -> bool {
     matches!(error, Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EINTR)
 }
 
 fn named(list: &DeviceList, guid: u64, index: Option<u32>) -> Option<*mut ibv_device> {
     list.devices().iter().copied().find(|&device| {
         // SAFETY: `list` exists.
-        unsafe { same(verbs::guid(device), verbs::index(device), guid, index) }
+        unsafe { Identity::of(device) }.matches(guid, index)
     })
-}
-
-/// Returns whether two devices have equal GUIDs, and equal indices unless an index is unknown.
-fn same(guid: u64, index: Option<u32>, other_guid: u64, other_index: Option<u32>) -> bool {
-    guid == other_guid && (index.is_none() || other_index.is_none() || index == other_index)
 }
 
 /// Limits a maximum from libibverbs to the eight bits of connection parameters.
@@ -498,11 +469,12 @@ mod tests {
 
     #[test]
     fn an_unknown_index_matches_any() {
-        assert!(same(1, Some(0), 1, Some(0)));
-        assert!(!same(1, Some(0), 1, Some(1)));
-        assert!(same(1, None, 1, Some(1)));
-        assert!(same(1, Some(3), 1, None));
-        assert!(!same(1, None, 2, None));
+        let is_it = |index, guid, given| Identity { guid: 1, index, name: [0; 64] }.matches(guid, given);
+        assert!(is_it(Some(0), 1, Some(0)));
+        assert!(!is_it(Some(0), 1, Some(1)));
+        assert!(is_it(None, 1, Some(1)));
+        assert!(is_it(Some(3), 1, None));
+        assert!(!is_it(None, 2, None));
     }
 
     /// A device is gone if its name now belongs to another device, or to no device.
@@ -522,15 +494,13 @@ mod tests {
     /// An open device that no id uses, of the process that loaded the library.
     fn unused_device(guid: u64) -> Open {
         Open {
-            guid,
-            index: Some(1),
+            identity: Identity { guid, index: Some(1), name: [0; 64] },
             context: NonNull::dangling(),
             limits: Limits { initiator_depth: 1, responder_resources: 1, work_requests: 1, completions: 1 },
-            infiniband: Vec::new(),
+            infiniband: [None; 256],
             pd: None,
             xrcd: None,
-            ids: 0,
-            lists: 0,
+            uses: 0,
             gone: false,
             owner: Owner::FIRST_PROCESS,
         }
@@ -552,7 +522,7 @@ mod tests {
     fn the_last_use_leaves_a_device_unused() {
         let slot = {
             let mut registry = lock();
-            registry.slots.push(Some(Open { ids: 1, owner: Owner::NO_PROCESS, ..unused_device(8) }));
+            registry.slots.push(Some(Open { uses: 1, owner: Owner::NO_PROCESS, ..unused_device(8) }));
             registry.slots.len() - 1
         };
         let limits = lock().device(slot).unwrap().limits;
@@ -560,7 +530,7 @@ mod tests {
         let shared = share(&bound).unwrap();
         for left in [1, 0] {
             release(shared);
-            assert_eq!(lock().device(slot).unwrap().ids, left);
+            assert_eq!(lock().device(slot).unwrap().uses, left);
         }
         lock().slots[slot] = None;
     }

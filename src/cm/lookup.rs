@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use super::addrinfo::list::List;
 use super::addrinfo::{self, Env, Found, GaiError, Hints, Source, service};
-use super::device_registry;
+use super::device_registry::{self, may_pass};
 use super::id::Id;
 use super::library::{Library, library, need_devices};
 use super::owned_id::{self, OwnedId};
@@ -32,7 +32,7 @@ impl Env for Machine {
     }
 
     fn ask_sa(&self, service: &Service, found: &mut Found<'_>) -> Result<()> {
-        let contexts = Cell::new(device_registry::hold_all(ends_search)?);
+        let contexts = Cell::new(device_registry::hold_all(may_pass)?);
         let context = |index| {
             let all = contexts.take();
             let context = all.get(index).copied();
@@ -46,12 +46,6 @@ impl Env for Machine {
         release();
         asked
     }
-}
-
-/// Returns whether `error` ends the whole search. Any other error concerns one device or port,
-/// which is skipped.
-fn ends_search(error: Errno) -> bool {
-    matches!(error, Errno::EINTR | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)
 }
 
 /// Asks the subnet administrator through each active InfiniBand port of the device.
@@ -68,7 +62,8 @@ fn ask_ports(context: NonNull<ibv_context>, service: &Service, found: &mut Found
         let Ok(gid) = gid else { continue };
         match ask_port(gid, service) {
             Ok(records) => found(gid, &records)?,
-            Err(error) if ends_search(error) => return Err(error),
+            // Any other error concerns this port, which is skipped.
+            Err(error) if may_pass(error) => return Err(error),
             Err(_) => {}
         }
     }
