@@ -165,6 +165,6 @@ pub(super) fn fetch_from_former(listener: &Id, handle: u32) {
 
 /// Closes the former files. The caller has read all events that arrived before the id was moved.
 pub fn forget_former(id: &Id) {
-    // The files are closed without the lock.
-    drop(mem::take(&mut id.state().former));
+    let former = mem::take(&mut id.state().former);
+    drop(former);
 }

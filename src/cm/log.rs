@@ -8,7 +8,8 @@ use super::event::event_str;
 use super::id::Id;
 use crate::diag::{self, BadEvent, Cause, Endpoints, GoodEvent, Path, probes};
 use crate::errno::Errno;
-use crate::ffi::{ibv_sa_path_rec, rdma_cm_event, rdma_cm_event_type};
+use crate::ffi::rdma_cm_event_type::{self, *};
+use crate::ffi::{ibv_sa_path_rec, rdma_cm_event};
 use crate::verbs::IBV_TRANSPORT_IWARP;
 
 /// Returns the addresses and the device of an id.
@@ -34,8 +35,8 @@ pub fn background(id: &Id, error: Errno, cause: Cause) {
 /// events, too, if connections are logged.
 #[inline]
 pub(super) fn event(id: &Id, event: &rdma_cm_event) {
-    const REMOVAL: u32 = rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL as u32;
-    const REJECTED: u32 = rdma_cm_event_type::RDMA_CM_EVENT_REJECTED as u32;
+    const REMOVAL: u32 = RDMA_CM_EVENT_DEVICE_REMOVAL as u32;
+    const REJECTED: u32 = RDMA_CM_EVENT_REJECTED as u32;
     probes::cm_event(id.as_c(), event.event, event.status);
     if event.status != 0 || matches!(event.event, REMOVAL | REJECTED) {
         bad_event(id, event, event.event == REJECTED);
@@ -47,13 +48,12 @@ pub(super) fn event(id: &Id, event: &rdma_cm_event) {
 #[cold]
 #[inline(never)]
 fn good_event(id: &Id, event: &rdma_cm_event) {
-    const ROUTE_RESOLVED: u32 = rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED as u32;
-    const CONNECT_REQUEST: u32 = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32;
-    if event.event == rdma_cm_event_type::RDMA_CM_EVENT_USER as u32 {
-        return;
-    }
-    // The first event with a path at the connecting end, and at the accepting end.
-    let path = matches!(event.event, ROUTE_RESOLVED | CONNECT_REQUEST).then(|| path(id));
+    let path = match rdma_cm_event_type::from_number(event.event) {
+        Some(RDMA_CM_EVENT_USER) => return,
+        // The first event with a path at the connecting end, and at the accepting end.
+        Some(RDMA_CM_EVENT_ROUTE_RESOLVED | RDMA_CM_EVENT_CONNECT_REQUEST) => Some(path(id)),
+        _ => None,
+    };
     let name = event_str(event.event).to_str().unwrap_or_default();
     diag::good_event(&GoodEvent { id: id.as_c(), name, path }, &endpoints(id));
 }
@@ -75,7 +75,7 @@ fn path(id: &Id) -> Path {
 #[inline(never)]
 fn bad_event(id: &Id, event: &rdma_cm_event, rejected: bool) {
     // The events of rdma_write_cm_event(3) may have any status.
-    if !diag::is_on() || event.event == rdma_cm_event_type::RDMA_CM_EVENT_USER as u32 {
+    if !diag::is_on() || event.event == RDMA_CM_EVENT_USER as u32 {
         return;
     }
     let private_data = if rejected && !id.is_ud() {

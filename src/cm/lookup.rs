@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use std::ptr::NonNull;
 
 use super::addrinfo::list::List;
-use super::addrinfo::{self, Env, Found, GaiError, Hints, Source, service};
+use super::addrinfo::{self, Env, Found, GaiError, Hints, service, service_of_sa};
 use super::device_registry::{self, may_pass};
 use super::id::Id;
 use super::library::{Library, library, need_devices};
@@ -102,14 +102,14 @@ pub fn getaddrinfo(
 
 /// Implements rdma_resolve_addrinfo(3), which ends with ADDRINFO_RESOLVED or ADDRINFO_ERROR.
 pub fn resolve_addrinfo(id: &Id, node: Option<&CStr>, service: Option<&CStr>, hints: Option<&Hints<'_>>) -> Result<()> {
-    let source = Source::choose(hints.map_or(0, |hints| hints.flags), node, service)?;
+    let sought = service_of_sa(hints.map_or(0, |hints| hints.flags), node, service)?;
     id.state().search.begin()?;
     let operation = id.operation();
-    let started = match (source, service) {
-        (Source::SubnetAdministrator, Some(service)) => {
+    let started = match sought {
+        Some(service) => {
             service::parse(service).and_then(|service| ucm::resolve_ib_service(id.fd(), id.handle(), &service))
         }
-        _ => getaddrinfo(node, service, hints).map_err(GaiError::to_errno).and_then(|list| announce(id, list)),
+        None => getaddrinfo(node, service, hints).map_err(GaiError::to_errno).and_then(|list| announce(id, list)),
     };
     if started.is_err() {
         id.state().search.fail();
@@ -148,7 +148,7 @@ pub(super) fn service_resolved(id: &Id) -> Result<()> {
 
 fn fetch(id: &Id) -> Result<List> {
     let records = ucm::query_ib_service(id.fd(), id.handle())?;
-    let mut list = List::new();
+    let mut list = List::default();
     service::append(&mut list, &records, None)?;
     if list.is_empty() { Err(Errno::ENOENT) } else { Ok(list) }
 }

@@ -31,9 +31,7 @@ pub use channel::{
 pub use connect::{accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece};
 pub use device_registry::{DeviceContexts, Limits, free_devices, get_devices};
 pub use endpoint::{EndpointInfo, create_ep, destroy_ep};
-pub use event::{
-    Kind as EventKind, OwnedEvent, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event,
-};
+pub use event::{OwnedEvent, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event};
 pub use global::{GlobalLock, register as register_fork_handlers};
 pub use id::Id;
 pub use lookup::{getaddrinfo, query_addrinfo, resolve_addrinfo};

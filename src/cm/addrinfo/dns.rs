@@ -1,6 +1,7 @@
 //! Makes an entry from names and hints, with the first result of getaddrinfo(3).
 
 use std::ffi::{CStr, c_int};
+use std::mem::zeroed;
 use std::ptr::{self, NonNull};
 use std::slice;
 
@@ -14,13 +15,7 @@ use crate::ffi::{RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, rdma_port_space};
 use crate::os::alloc::CBytes;
 use crate::os::cancel;
 use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb, port};
-
-/// libibverbs' `enum ibv_qp_type`.
-const RC: c_int = 2;
-const UC: c_int = 3;
-const UD: c_int = 4;
-const XRC_SEND: c_int = 9;
-const XRC_RECV: c_int = 10;
+use crate::verbs::ibv_qp_type::*;
 
 const TCP: c_int = rdma_port_space::RDMA_PS_TCP as c_int;
 const UDP: c_int = rdma_port_space::RDMA_PS_UDP as c_int;
@@ -44,16 +39,16 @@ fn is_gid(hints: &Hints) -> bool {
 
 /// Returns the hints for getaddrinfo(3). A GID is written as an IPv6 address, so only IPv6
 /// addresses are requested for it: rdma-core reads any other address as a GID, beyond its end.
-fn question(hints: &Hints) -> Question {
+fn question(hints: &Hints) -> addrinfo {
     let flag = |rai, ai| if hints.has(rai) { ai } else { 0 };
     let family = match hints.family {
         AF_IB if is_gid(hints) => AF_INET6,
         AF_IB => 0,
         family => family,
     };
-    let socktype = match hints.qp_type {
-        RC | UC | XRC_SEND | XRC_RECV => SOCK_STREAM,
-        UD => SOCK_DGRAM,
+    let socktype = match hints.qp_type as u32 {
+        IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => SOCK_STREAM,
+        IBV_QPT_UD => SOCK_DGRAM,
         _ => 0,
     };
     let protocol = match hints.port_space {
@@ -64,7 +59,8 @@ fn question(hints: &Hints) -> Question {
         _ => 0,
     };
     let flags = flag(RAI_PASSIVE, libc::AI_PASSIVE) | flag(RAI_NUMERICHOST, libc::AI_NUMERICHOST);
-    Question { flags, family, socktype, protocol }
+    // SAFETY: all zeros are a valid addrinfo.
+    addrinfo { ai_flags: flags, ai_family: family, ai_socktype: socktype, ai_protocol: protocol, ..unsafe { zeroed() } }
 }
 
 /// Makes an entry from the first result. RAI_PASSIVE is the only flag that the entry may have.
@@ -92,8 +88,8 @@ fn from_found(first: &First<'_>, hints: Option<&Hints>) -> Result<Entry> {
 fn types(first: &First<'_>, hints: Option<&Hints>) -> (c_int, c_int) {
     let (qp_type, port_space) = hints.map_or((0, 0), |hints| (hints.qp_type, hints.port_space));
     let qp_type = match (qp_type, first.socktype) {
-        (0, SOCK_STREAM) => RC,
-        (0, SOCK_DGRAM) => UD,
+        (0, SOCK_STREAM) => IBV_QPT_RC as c_int,
+        (0, SOCK_DGRAM) => IBV_QPT_UD as c_int,
         (given, _) => given,
     };
     let port_space = match (port_space, first.protocol) {
@@ -120,19 +116,6 @@ fn gid_address(addr: &[u8], port_space: c_int) -> Option<SockAddr> {
     Some(SockAddr::from_ib(&with_port(ib, port_space as u16, u16::from_be(port(addr.storage())))))
 }
 
-/// The hints of getaddrinfo(3); 0 stands for any value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Question {
-    /// AI_* flags.
-    pub flags: c_int,
-    /// Address family.
-    pub family: c_int,
-    /// SOCK_* type.
-    pub socktype: c_int,
-    /// IPPROTO_* protocol.
-    pub protocol: c_int,
-}
-
 /// The results of getaddrinfo(3), at least one; freed when dropped.
 pub struct Found(NonNull<addrinfo>);
 
@@ -154,18 +137,9 @@ pub struct First<'a> {
 pub fn resolve(
     node: Option<&CStr>,
     service: Option<&CStr>,
-    question: Option<Question>,
+    question: Option<addrinfo>,
 ) -> std::result::Result<Found, c_int> {
-    let hints = question.map(|question| {
-        // SAFETY: all zeros are a valid addrinfo.
-        let mut hints: addrinfo = unsafe { std::mem::zeroed() };
-        hints.ai_flags = question.flags;
-        hints.ai_family = question.family;
-        hints.ai_socktype = question.socktype;
-        hints.ai_protocol = question.protocol;
-        hints
-    });
-    let hints = hints.as_ref().map_or(ptr::null(), ptr::from_ref);
+    let hints = question.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mut list = ptr::null_mut();
     let name = |text: Option<&CStr>| text.map_or(ptr::null(), CStr::as_ptr);
     // SAFETY: the names are C strings or NULL; the hints are NULL or have all fields set that
@@ -205,12 +179,13 @@ impl Drop for Found {
 mod tests {
     use super::*;
 
-    const NUMERIC: Question = Question { flags: libc::AI_NUMERICHOST, family: 0, socktype: 0, protocol: 0 };
+    fn numeric(family: c_int) -> Option<addrinfo> {
+        Some(question(&Hints { flags: RAI_NUMERICHOST, family, qp_type: IBV_QPT_RC as c_int, ..Hints::default() }))
+    }
 
     #[test]
     fn first_of_several() {
-        let question = Question { socktype: libc::SOCK_STREAM, ..NUMERIC };
-        let found = resolve(Some(c"127.0.0.1"), Some(c"7174"), Some(question)).ok().unwrap();
+        let found = resolve(Some(c"127.0.0.1"), Some(c"7174"), numeric(0)).ok().unwrap();
         let first = found.first();
         assert_eq!((first.socktype, first.protocol), (libc::SOCK_STREAM, libc::IPPROTO_TCP));
         assert_eq!(first.addr, [2, 0, 0x1C, 6, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -218,11 +193,8 @@ mod tests {
 
     #[test]
     fn codes_as_they_are() {
-        assert_eq!(resolve(None, None, Some(NUMERIC)).err(), Some(libc::EAI_NONAME));
-        assert_eq!(resolve(Some(c"localhost"), None, Some(NUMERIC)).err(), Some(libc::EAI_NONAME));
-        assert_eq!(
-            resolve(Some(c"1.1.1.1"), None, Some(Question { family: 77, ..NUMERIC })).err(),
-            Some(libc::EAI_FAMILY)
-        );
+        assert_eq!(resolve(None, None, numeric(0)).err(), Some(libc::EAI_NONAME));
+        assert_eq!(resolve(Some(c"localhost"), None, numeric(0)).err(), Some(libc::EAI_NONAME));
+        assert_eq!(resolve(Some(c"1.1.1.1"), None, numeric(77)).err(), Some(libc::EAI_FAMILY));
     }
 }

@@ -63,41 +63,31 @@ impl Entry {
 
 /// A list of entries, which are freed when the list is dropped.
 #[derive(Debug)]
-pub struct List {
-    first: *mut rdma_addrinfo,
-    last: *mut rdma_addrinfo,
-}
+pub struct List(*mut rdma_addrinfo);
 
 // SAFETY: the list is the only owner of its entries.
 unsafe impl Send for List {}
 
 impl List {
-    /// Creates an empty list.
-    pub const fn new() -> List {
-        List { first: ptr::null_mut(), last: ptr::null_mut() }
-    }
-
     /// Appends an entry.
     pub fn push(&mut self, entry: Entry) -> Result<()> {
-        let info = entry.into_c()?.as_ptr();
-        if self.last.is_null() {
-            self.first = info;
-        } else {
-            // SAFETY: the list owns its last entry.
-            unsafe { (*self.last).ai_next = info };
+        let mut end = &mut self.0;
+        // SAFETY: the list owns its entries.
+        while let Some(info) = unsafe { end.as_mut() } {
+            end = &mut info.ai_next;
         }
-        self.last = info;
+        *end = entry.into_c()?.as_ptr();
         Ok(())
     }
 
     /// Returns whether there is no entry.
     pub fn is_empty(&self) -> bool {
-        self.first.is_null()
+        self.0.is_null()
     }
 
     /// Hands the list over to the program. Returns NULL if the list is empty.
     pub fn into_c(self) -> *mut rdma_addrinfo {
-        std::mem::ManuallyDrop::new(self).first
+        std::mem::ManuallyDrop::new(self).0
     }
 
     /// Takes a list back from the program; NULL is an empty list. rdma_freeaddrinfo(3) drops the
@@ -106,24 +96,19 @@ impl List {
     /// # Safety
     /// `first` is NULL or came from [`into_c`](Self::into_c), and is not used afterwards.
     pub unsafe fn from_c(first: *mut rdma_addrinfo) -> List {
-        let mut last = first;
-        // SAFETY: every entry came from `into_c`, even if the program has relinked the list.
-        while let Some(next) = unsafe { last.as_ref() }.and_then(|info| NonNull::new(info.ai_next)) {
-            last = next.as_ptr();
-        }
-        List { first, last }
+        List(first)
     }
 }
 
 impl Default for List {
     fn default() -> List {
-        List::new()
+        List(ptr::null_mut())
     }
 }
 
 impl Drop for List {
     fn drop(&mut self) {
-        let mut next = self.first;
+        let mut next = self.0;
         while let Some(info) = NonNull::new(next) {
             // SAFETY: the list owns its entries, and the pointers in them are from malloc(3) or
             // NULL.
@@ -159,7 +144,7 @@ mod tests {
 
     #[test]
     fn order_and_lengths() {
-        let mut list = List::new();
+        let mut list = List::default();
         assert!(list.is_empty());
         for family in 1..=3 {
             list.push(entry(family)).unwrap();
@@ -179,16 +164,16 @@ mod tests {
 
     #[test]
     fn empty_parts_are_null() {
-        let mut list = List::new();
+        let mut list = List::default();
         list.push(Entry::default()).unwrap();
         // SAFETY: the list has one entry.
-        let info = unsafe { &*list.first };
+        let info = unsafe { &*list.0 };
         assert!(info.ai_src_addr.is_null() && info.ai_route.is_null() && info.ai_src_canonname.is_null());
     }
 
     #[test]
     fn null_is_an_empty_list() {
         // SAFETY: NULL is allowed.
-        assert!(unsafe { List::from_c(List::new().into_c()) }.is_empty());
+        assert!(unsafe { List::from_c(List::default().into_c()) }.is_empty());
     }
 }

@@ -93,7 +93,7 @@ pub fn getaddrinfo(
     }
     env.need_devices()?;
     if let Some(hints) = hints
-        && Source::choose(hints.flags, node, service)? == Source::SubnetAdministrator
+        && let Some(service) = service_of_sa(hints.flags, node, service)?
     {
         return Ok(by_sa(env, service)?);
     }
@@ -122,7 +122,7 @@ fn from_hints(hints: &Hints<'_>) -> Result<Entry> {
 /// Asks ibacm for a path if the entry is for the active side. Returns a list of one or two entries.
 fn with_path(env: &dyn Env, mut entry: Entry, hints: Option<&Hints<'_>>) -> Result<List> {
     let flags = hints.map_or(0, |hints| hints.flags);
-    let mut list = List::new();
+    let mut list = List::default();
     if flags & RAI_PASSIVE == 0 {
         let query = query(&entry, flags, hints.and_then(|hints| hints.path()));
         if let Some(answer) = env.ask_acm(&query)
@@ -136,9 +136,9 @@ fn with_path(env: &dyn Env, mut entry: Entry, hints: Option<&Hints<'_>>) -> Resu
 }
 
 /// Looks up a service for RAI_SA. Fails with `ENOENT` if it is not found through any port.
-fn by_sa(env: &dyn Env, service: Option<&CStr>) -> Result<List> {
-    let service = service::parse(service.ok_or(Errno::EINVAL)?)?;
-    let list = Cell::new(List::new());
+fn by_sa(env: &dyn Env, service: &CStr) -> Result<List> {
+    let service = service::parse(service)?;
+    let list = Cell::new(List::default());
     let mut found = |gid, records: &[ServiceRecord]| {
         let mut all = list.take();
         let appended = service::append(&mut all, records, Some(gid));
@@ -250,29 +250,15 @@ fn addr(bytes: &Option<CBytes>) -> Option<SockAddr> {
     SockAddr::from_bytes(bytes.as_ref()?.as_slice()).ok()
 }
 
-/// Where a look-up gets its results from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// getaddrinfo(3): completes within the call.
-    NameService,
-    /// The subnet administrator: completes with an event of the kernel.
-    SubnetAdministrator,
-}
-
-impl Source {
-    /// Returns the source that the flags select. Fails with `ENOTSUP` for RAI_SA with RAI_DNS or
-    /// with a node, and with `EINVAL` for RAI_SA without a service.
-    pub fn choose(flags: u32, node: Option<&CStr>, service: Option<&CStr>) -> Result<Source> {
-        if flags & RAI_SA == 0 {
-            return Ok(Source::NameService);
-        }
-        if flags & RAI_DNS != 0 || node.is_some() {
-            return Err(Errno::ENOTSUP);
-        }
-        if service.is_none() {
-            return Err(Errno::EINVAL);
-        }
-        Ok(Source::SubnetAdministrator)
+/// Returns the service to ask the subnet administrator for (RAI_SA); `None` if getaddrinfo(3) is
+/// asked. Fails with `ENOTSUP` for RAI_SA with RAI_DNS or with a node, and with `EINVAL` for RAI_SA
+/// without a service.
+pub fn service_of_sa<'a>(flags: u32, node: Option<&CStr>, service: Option<&'a CStr>) -> Result<Option<&'a CStr>> {
+    match service {
+        _ if flags & RAI_SA == 0 => Ok(None),
+        _ if flags & RAI_DNS != 0 || node.is_some() => Err(Errno::ENOTSUP),
+        None => Err(Errno::EINVAL),
+        service => Ok(service),
     }
 }
 

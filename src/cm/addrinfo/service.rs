@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn records_become_entries_in_order() {
-        let mut list = List::new();
+        let mut list = List::default();
         append(&mut list, &[record(5, 1), record(6, 2)], Some([9; 16])).unwrap();
         append(&mut list, &[record(7, 3)], None).unwrap();
         let first = list.into_c();

@@ -417,7 +417,7 @@ fn rejected_service_look_ups() {
 }
 
 fn one_entry() -> List {
-    let mut list = List::new();
+    let mut list = List::default();
     list.push(Entry::default()).unwrap();
     list
 }
@@ -461,11 +461,11 @@ fn late_result_is_freed() {
 
 #[test]
 fn sources() {
-    let choose = Source::choose;
+    let choose = service_of_sa;
     let (node, service) = (Some(c"node"), Some(c"1"));
-    assert_eq!(choose(0, node, service), Ok(Source::NameService));
-    assert_eq!(choose(RAI_DNS, None, None), Ok(Source::NameService));
-    assert_eq!(choose(RAI_SA, None, service), Ok(Source::SubnetAdministrator));
+    assert_eq!(choose(0, node, service), Ok(None));
+    assert_eq!(choose(RAI_DNS, None, None), Ok(None));
+    assert_eq!(choose(RAI_SA, None, service), Ok(service));
     assert_eq!(choose(RAI_SA, None, None), Err(Errno::EINVAL));
     assert_eq!(choose(RAI_SA, node, None), Err(Errno::ENOTSUP));
     assert_eq!(choose(RAI_SA | RAI_DNS, None, None), Err(Errno::ENOTSUP));

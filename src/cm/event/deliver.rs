@@ -1,9 +1,10 @@
 //! Updates the id of an event before the program sees the event (rdma_get_cm_event(3)).
 
+use std::ffi::c_int;
 use std::ptr;
 
 use super::{Event, Outcome};
-use crate::cm::event::{Kind, decode, status};
+use crate::cm::event::decode;
 use crate::cm::id::{Group, Id};
 use crate::cm::{channel, connect, id, lookup, owned_id, params, qp, resolve};
 use crate::errno::{Errno, Result};
@@ -29,8 +30,9 @@ pub(super) unsafe fn deliver(event: &mut Event) -> Outcome {
     };
     event.public.id = id.as_c();
     event.public.event = raw.event;
-    event.public.status = status(raw);
-    decode(raw, Kind::of(raw.event, id.is_ud()), &mut event.public.param);
+    // A signed number that the kernel's structure declares as unsigned.
+    event.public.status = raw.status as c_int;
+    decode(raw, id.is_ud(), &mut event.public.param);
     event.count_for(&id.completed, group.map(|group| &group.completed));
     let outcome = match kind {
         // Some kernels report events, without `uid`, of a connection that the program has not

@@ -1,6 +1,5 @@
 //! Delivery of the kernel's events, with ids that no kernel knows.
 
-use std::ffi::c_int;
 use std::mem::zeroed;
 use std::ptr::NonNull;
 
@@ -79,8 +78,8 @@ fn before_the_program_accepts_only_established_is_shown() {
 #[test]
 fn unknown_events_are_shown_and_unknown_ids_are_not() {
     let id = Fixture::new(0);
-    let raw = rdma_ucm_event_resp { event: 77, status: 5, ..id.raw(RDMA_CM_EVENT_USER) };
-    assert_eq!(id.shown(&raw), Some((77, 5)));
+    let raw = rdma_ucm_event_resp { event: 77, status: (-5_i32) as u32, ..id.raw(RDMA_CM_EVENT_USER) };
+    assert_eq!(id.shown(&raw), Some((77, -5)));
     let raw = rdma_ucm_event_resp { id: 0x7e57_0002, uid: 0, ..id.raw(RDMA_CM_EVENT_ESTABLISHED) };
     assert_eq!(id.shown(&raw), None);
 }

@@ -112,7 +112,7 @@ pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
 unsafe fn lose(event: &mut Event, is_lost: bool) {
     // SAFETY: `event` is as `deliver` requires it: guaranteed by the caller.
     if is_lost && let Outcome::Show = unsafe { deliver::deliver(event) } {
-        if event.public.event == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST as u32 {
+        if event.public.event == RDMA_CM_EVENT_CONNECT_REQUEST as u32 {
             // SAFETY: the id is new, and nobody knows it.
             unsafe { OwnedId::from_c(event.public.id) }.into_iter().for_each(owned_id::discard);
         }
@@ -153,8 +153,7 @@ pub(super) fn keeps_failed_join(id: &Id, group: &Completed) -> bool {
     // SAFETY: the event that an id keeps is from `get_cm_event`, and is live as long as the id
     // keeps it.
     let event = unsafe { event.as_ref() };
-    event.public.event == rdma_cm_event_type::RDMA_CM_EVENT_MULTICAST_ERROR as u32
-        && event.counts[1] == Some(NonNull::from(group))
+    event.public.event == RDMA_CM_EVENT_MULTICAST_ERROR as u32 && event.counts[1] == Some(NonNull::from(group))
 }
 
 /// Removes the multicast group, which is about to be freed, from the counts of the event that a
@@ -168,7 +167,7 @@ pub(super) fn forget_group(id: &Id) {
 /// Implements rdma_write_cm_event(3): queues RDMA_CM_EVENT_USER with a word of the program. Fails
 /// with `EINVAL` for other events.
 pub fn write_cm_event(id: &Id, event: u32, status: c_int, arg: u64) -> Result<()> {
-    if event != rdma_cm_event_type::RDMA_CM_EVENT_USER as u32 {
+    if event != RDMA_CM_EVENT_USER as u32 {
         return Err(Errno::EINVAL);
     }
     ucm::write_cm_event(id.fd(), id.handle(), event, status as u32, arg)
@@ -181,11 +180,7 @@ macro_rules! names {
         pub fn event_str(event: u32) -> &'static CStr {
             $(
                 if event == $event as u32 {
-                    const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($event), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => c"",
-                    };
-                    return NAME;
+                    return CStr::from_bytes_with_nul(concat!(stringify!($event), "\0").as_bytes()).unwrap_or_default();
                 }
             )*
             c"UNKNOWN EVENT"
@@ -202,47 +197,21 @@ names! {
     RDMA_CM_EVENT_TIMEWAIT_EXIT RDMA_CM_EVENT_ADDRINFO_RESOLVED RDMA_CM_EVENT_ADDRINFO_ERROR
 }
 
-/// The type of an event's parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// `conn`: parameters of a connection.
-    Connected,
-    /// `ud`: parameters of a datagram id, or about its multicast group.
-    Datagram,
-    /// `arg`: the value that a user event or internal event carries.
-    Word,
-}
-
-impl Kind {
-    /// Returns the type for an event's number. `datagrams`: the id of the event is for datagrams.
-    pub fn of(event: u32, datagrams: bool) -> Kind {
-        const USER: u32 = rdma_cm_event_type::RDMA_CM_EVENT_USER as u32;
-        const INTERNAL: u32 = rdma_cm_event_type::RDMA_CM_EVENT_INTERNAL as u32;
-        match event {
-            USER | INTERNAL => Kind::Word,
-            _ if datagrams => Kind::Datagram,
-            _ => Kind::Connected,
-        }
-    }
-}
-
-/// Copies the parameters of `raw` to `param`, all bytes of which are zero. `param` then points to
-/// the private data in `raw`.
-pub fn decode(raw: &rdma_ucm_event_resp, kind: Kind, param: &mut rdma_cm_event_param) {
+/// Copies the parameters of `raw` to `param`, all bytes of which are zero: `arg` of a user event or
+/// internal event, `ud` if the id of the event is for datagrams, otherwise `conn`. `param` then points
+/// to the private data in `raw`.
+pub fn decode(raw: &rdma_ucm_event_resp, datagrams: bool, param: &mut rdma_cm_event_param) {
     // SAFETY: zeros are a value of `param`, whose members are numbers and pointers. Any bytes are a
     // value of `raw.param`, whose members are numbers.
     unsafe {
-        match kind {
-            Kind::Connected => connected(&raw.param.conn, &mut param.conn),
-            Kind::Datagram => datagram(&raw.param.ud, &mut param.ud),
-            Kind::Word => param.arg = (&raw const raw.param).cast::<u64>().read_unaligned(),
+        match rdma_cm_event_type::from_number(raw.event) {
+            Some(RDMA_CM_EVENT_USER | RDMA_CM_EVENT_INTERNAL) => {
+                param.arg = (&raw const raw.param).cast::<u64>().read_unaligned();
+            }
+            _ if datagrams => datagram(&raw.param.ud, &mut param.ud),
+            _ => connected(&raw.param.conn, &mut param.conn),
         }
     }
-}
-
-/// Returns the event's status, a signed number that the kernel's structure declares as unsigned.
-pub fn status(raw: &rdma_ucm_event_resp) -> c_int {
-    raw.status as c_int
 }
 
 fn connected(kernel: &rdma_ucm_conn_param, param: &mut rdma_conn_param) {
@@ -323,7 +292,7 @@ impl Operation<'_> {
 /// Returns the result of a synchronous call that ended with `event`.
 pub(super) fn event_result(event: &rdma_cm_event) -> Result<()> {
     match event.status {
-        _ if event.event == rdma_cm_event_type::RDMA_CM_EVENT_REJECTED as u32 => Err(Errno::ECONNREFUSED),
+        _ if event.event == RDMA_CM_EVENT_REJECTED as u32 => Err(Errno::ECONNREFUSED),
         0 => Ok(()),
         status => Err(Errno::new(status.saturating_abs())),
     }
@@ -354,13 +323,13 @@ mod tests {
     }
 
     fn raw(event: u32) -> rdma_ucm_event_resp {
-        rdma_ucm_event_resp { event, status: (-libc::ETIMEDOUT) as u32, ..Default::default() }
+        rdma_ucm_event_resp { event, ..Default::default() }
     }
 
-    fn parameters(raw: &rdma_ucm_event_resp, kind: Kind) -> rdma_cm_event_param {
+    fn parameters(raw: &rdma_ucm_event_resp, datagrams: bool) -> rdma_cm_event_param {
         // SAFETY: zeros are a value of the union.
         let mut param = unsafe { std::mem::zeroed() };
-        decode(raw, kind, &mut param);
+        decode(raw, datagrams, &mut param);
         param
     }
 
@@ -376,19 +345,18 @@ mod tests {
         };
         // SAFETY: the member that was just set.
         unsafe { event.param.conn.private_data[..4].copy_from_slice(b"abcd") };
-        let param = parameters(&event, Kind::of(4, false));
+        let param = parameters(&event, false);
         // SAFETY: a connected id's parameters.
         let conn = unsafe { param.conn };
         assert_eq!((conn.private_data_len, conn.responder_resources, conn.initiator_depth, conn.qp_num), (3, 2, 5, 17));
         // SAFETY: the member that was set above.
         assert_eq!(conn.private_data, unsafe { event.param.conn.private_data.as_ptr() }.cast());
-        assert_eq!(status(&event), -libc::ETIMEDOUT);
     }
 
     #[test]
     fn no_private_data_is_null() {
         // SAFETY: a connected id's parameters.
-        assert!(unsafe { parameters(&raw(9), Kind::Connected).conn }.private_data.is_null());
+        assert!(unsafe { parameters(&raw(9), false).conn }.private_data.is_null());
     }
 
     #[test]
@@ -397,7 +365,7 @@ mod tests {
         event.param.ud = rdma_ucm_ud_param { private_data: [7; 256], private_data_len: 255, ..Default::default() };
         // SAFETY: a datagram id's parameters, which point to `private_data_len` bytes.
         unsafe {
-            let ud = parameters(&event, Kind::of(9, true)).ud;
+            let ud = parameters(&event, true).ud;
             assert_eq!(std::slice::from_raw_parts(ud.private_data.cast::<u8>(), ud.private_data_len.into()), [7; 255]);
         }
     }
@@ -407,7 +375,7 @@ mod tests {
         let mut event = raw(18);
         // SAFETY: the parameters are at least a word long.
         unsafe { (&raw mut event.param).cast::<u64>().write_unaligned(0x0123_4567_89ab_cdef) };
-        let param = parameters(&event, Kind::of(18, true));
+        let param = parameters(&event, true);
         // SAFETY: a user event's parameters.
         assert_eq!(unsafe { param.arg }, 0x0123_4567_89ab_cdef);
     }
@@ -421,7 +389,7 @@ mod tests {
         assert_eq!(event_result(&event), Err(Errno::ETIMEDOUT));
         event.status = 28;
         assert_eq!(event_result(&event), Err(Errno::new(28)));
-        event.event = rdma_cm_event_type::RDMA_CM_EVENT_REJECTED as u32;
+        event.event = RDMA_CM_EVENT_REJECTED as u32;
         assert_eq!(event_result(&event), Err(Errno::ECONNREFUSED));
     }
 }

@@ -4,7 +4,8 @@
 use std::mem::{size_of, zeroed};
 
 use libfuzzer_sys::fuzz_target;
-use rdmacm_core::cm::{EventKind, decode_event};
+use rdmacm_core::cm::decode_event;
+use rdmacm_core::ffi::rdma_cm_event_type;
 use rdmacm_core::os::uapi::rdma_ucm_event_resp;
 
 fuzz_target!(|input: &[u8]| {
@@ -13,17 +14,20 @@ fuzz_target!(|input: &[u8]| {
     bytes[..len].copy_from_slice(&input[..len]);
     // SAFETY: the structure consists of integers, so any bytes are a valid value.
     let raw: rdma_ucm_event_resp = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
+    let words = [rdma_cm_event_type::RDMA_CM_EVENT_USER as u32, rdma_cm_event_type::RDMA_CM_EVENT_INTERNAL as u32];
     for datagrams in [false, true] {
-        let kind = EventKind::of(raw.event, datagrams);
         // SAFETY: zeros are a value of the union.
         let mut param = unsafe { zeroed() };
-        decode_event(&raw, kind, &mut param);
-        // SAFETY: `kind` is the kind of the union's member.
+        decode_event(&raw, datagrams, &mut param);
+        if words.contains(&raw.event) {
+            continue;
+        }
+        // SAFETY: the member for this kind of id.
         let (data, len) = unsafe {
-            match kind {
-                EventKind::Connected => (param.conn.private_data, param.conn.private_data_len),
-                EventKind::Datagram => (param.ud.private_data, param.ud.private_data_len),
-                EventKind::Word => continue,
+            if datagrams {
+                (param.ud.private_data, param.ud.private_data_len)
+            } else {
+                (param.conn.private_data, param.conn.private_data_len)
             }
         };
         assert_eq!(data.is_null(), len == 0);
