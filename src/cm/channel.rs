@@ -42,7 +42,7 @@ impl EventChannel {
     }
 }
 
-/// An event channel that nothing else uses. Closed when dropped.
+/// An event channel that nothing else uses. Dropping it is rdma_destroy_event_channel(3).
 #[derive(Debug)]
 pub struct OwnedChannel(NonNull<rdma_event_channel>);
 
@@ -88,11 +88,6 @@ fn create_with(open: fn(&RdmaCm) -> Result<OwnedFd>) -> Result<OwnedChannel> {
     library.find_af_ib(fd.as_raw_fd())?;
     channel.fd = fd.into_raw_fd();
     Ok(OwnedChannel(NonNull::from(Box::leak(channel))))
-}
-
-/// Implements rdma_destroy_event_channel(3): closes the channel.
-pub fn destroy_event_channel(channel: OwnedChannel) {
-    drop(channel);
 }
 
 /// Implements rdma_migrate_id(3). `None` makes the id synchronous, on a channel of its own. Waits

@@ -389,7 +389,8 @@ fn clamp(maximum: c_int) -> u8 {
     maximum.clamp(0, c_int::from(u8::MAX)) as u8
 }
 
-/// A NULL-terminated array of device contexts, which are released when the value is dropped.
+/// A NULL-terminated array of device contexts, which are released when the value is dropped:
+/// rdma_free_devices(3).
 #[derive(Debug)]
 pub struct DeviceContexts {
     array: NonNull<*mut ibv_context>,
@@ -456,11 +457,6 @@ impl Drop for DeviceContexts {
 pub fn get_devices() -> Result<DeviceContexts> {
     global::register()?;
     DeviceContexts::new(&hold_all(|_| false)?)
-}
-
-/// Implements rdma_free_devices(3).
-pub fn free_devices(list: DeviceContexts) {
-    drop(list);
 }
 
 #[cfg(test)]

@@ -25,11 +25,11 @@ mod resolve;
 
 pub use addrinfo::{GaiError, Hints, list::List as AddrInfoList};
 pub use channel::{
-    EventChannel, OwnedChannel, create_another_channel, create_event_channel, destroy_event_channel, forget_former,
-    migrate_id, move_to_new_file,
+    EventChannel, OwnedChannel, create_another_channel, create_event_channel, forget_former, migrate_id,
+    move_to_new_file,
 };
 pub use connect::{accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece};
-pub use device_registry::{DeviceContexts, Limits, free_devices, get_devices};
+pub use device_registry::{DeviceContexts, Limits, get_devices};
 pub use endpoint::{EndpointInfo, create_ep, destroy_ep};
 pub use event::{OwnedEvent, ack_cm_event, decode as decode_event, event_str, get_cm_event, write_cm_event};
 pub use global::{GlobalLock, register as register_fork_handlers};

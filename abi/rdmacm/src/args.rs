@@ -3,7 +3,6 @@
 //! and with `EFAULT` for a buffer with a length.
 
 use std::ffi::{CStr, c_char, c_void};
-use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::slice;
 
@@ -144,13 +143,15 @@ unsafe fn address_of_len<'a>(addr: *const sockaddr, len: socklen_t) -> Result<&'
 /// Maximum number of buffers of one call (IOV_MAX of limits.h).
 const MAX_BUFFERS: usize = 1024;
 
+/// Returns an array of `len` elements. Fails with `EFAULT` for NULL with a length.
+pub fn array<T>(start: *const T, len: usize) -> Result<NonNull<[T]>> {
+    let start = if len == 0 { Some(NonNull::dangling()) } else { NonNull::new(start.cast_mut()) };
+    start.map(|start| NonNull::slice_from_raw_parts(start, len)).ok_or(Errno::EFAULT)
+}
+
 /// Returns one buffer. Fails with `EFAULT` for NULL with a length.
 pub fn buffer(start: *mut c_void, len: size_t) -> Result<iovec> {
-    match (NonNull::new(start), len) {
-        (Some(start), len) => Ok(iovec { iov_base: start.as_ptr(), iov_len: len }),
-        (None, 0) => Ok(iovec { iov_base: NonNull::<u8>::dangling().as_ptr().cast(), iov_len: 0 }),
-        (None, _) => Err(Errno::EFAULT),
-    }
+    Ok(iovec { iov_base: array(start.cast::<u8>(), len)?.as_ptr().cast(), iov_len: len })
 }
 
 /// Returns the buffers of a vectored call. Fails with `EINVAL` if there are too many, and with
@@ -159,32 +160,15 @@ pub fn buffer(start: *mut c_void, len: size_t) -> Result<iovec> {
 /// # Safety
 /// `list` is NULL, or an array of `len` structures that are not changed during `'a`.
 pub unsafe fn buffers<'a>(list: *const iovec, len: size_t) -> Result<&'a [iovec]> {
-    if len == 0 {
-        return Ok(&[]);
-    }
     if len > MAX_BUFFERS {
         return Err(Errno::EINVAL);
     }
-    let list = NonNull::new(list.cast_mut()).ok_or(Errno::EFAULT)?;
-    // SAFETY: not NULL, so it has `len` structures: guaranteed by the caller.
-    let list = unsafe { slice::from_raw_parts(list.as_ptr(), len) };
+    // SAFETY: `list` has `len` structures: guaranteed by the caller.
+    let list = unsafe { array(list, len)?.as_ref() };
     if list.iter().any(|buffer| buffer.iov_base.is_null() && buffer.iov_len > 0) {
         return Err(Errno::EFAULT);
     }
     Ok(list)
-}
-
-/// Returns bytes of the program. Fails with `EFAULT` for NULL with a length.
-///
-/// # Safety
-/// `start` is NULL, or readable for `len` bytes that are not changed during `'a`.
-pub unsafe fn required_bytes<'a>(start: *const c_void, len: usize) -> Result<&'a [u8]> {
-    match (NonNull::new(start.cast_mut()), len) {
-        (_, 0) => Ok(&[]),
-        // SAFETY: not NULL, so `len` bytes are readable: guaranteed by the caller.
-        (Some(start), len) => Ok(unsafe { slice::from_raw_parts(start.as_ptr().cast(), len) }),
-        (None, _) => Err(Errno::EFAULT),
-    }
 }
 
 /// Stores an address for the program as accept(2) does: truncated to `*len` bytes, and its full
@@ -210,13 +194,16 @@ pub unsafe fn name_out(name: Option<&sockaddr_storage>, addr: *mut sockaddr, len
     Ok(())
 }
 
-/// Returns the memory for a result, which may be uninitialised. Fails with `EINVAL` for NULL.
+/// Makes a result and stores it for the program. Fails with `EINVAL` for NULL, before `make` is
+/// called.
 ///
 /// # Safety
-/// `pointer` is NULL, or writable and used by nothing else during `'a`.
-pub unsafe fn out<'a, T>(pointer: *mut T) -> Result<&'a mut MaybeUninit<T>> {
-    // SAFETY: `pointer` is NULL or writable: guaranteed by the caller.
-    unsafe { pointer.cast::<MaybeUninit<T>>().as_mut() }.ok_or(Errno::EINVAL)
+/// `pointer` is NULL or writable.
+pub unsafe fn put<T>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Result<()> {
+    let pointer = NonNull::new(pointer).ok_or(Errno::EINVAL)?;
+    // SAFETY: not NULL, so it is writable: guaranteed by the caller.
+    unsafe { pointer.write(make()?) };
+    Ok(())
 }
 
 /// Returns a structure that is read and updated. Fails with `EINVAL` for NULL.

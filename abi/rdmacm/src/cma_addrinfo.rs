@@ -1,14 +1,15 @@
 //! `rdma/rdma_cma.h`: names and services.
 
 use std::ffi::{c_char, c_int};
+use std::ptr::NonNull;
 
-use rdmacm_core::cm::{self, AddrInfoList, GaiError, Id};
+use rdmacm_core::cm::{self, AddrInfoList, GaiError};
 use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_id};
 use rdmacm_core::{Errno, diag};
 
-use crate::args::out;
-use crate::report::{Call, report, report_or};
-use crate::{args, status};
+use crate::args::{put, string};
+use crate::report::{Call, report};
+use crate::{args, for_id, free};
 
 /// Looks up addresses, and routes where an ibacm service knows them, for a host and a service.
 ///
@@ -22,34 +23,35 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     res: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    report_or(Call::new("rdma_getaddrinfo"), -1, || {
-        // SAFETY: the C contract (crate documentation).
-        let res = unsafe { out(res) }.map_err(|error| (-1, error))?;
-        // SAFETY: the C contract (crate documentation).
-        let (node, service, hints) = unsafe { (args::string(node), args::string(service), args::hints(hints)) };
-        match cm::getaddrinfo(node, service, hints.as_ref()) {
+    // The value that is returned if errno is set.
+    let mut failed = -1;
+    // SAFETY: the C contract (crate documentation).
+    let result = report(Call::new("rdma_getaddrinfo"), None, || unsafe {
+        let res = NonNull::new(res).ok_or(Errno::EINVAL)?;
+        match cm::getaddrinfo(string(node), string(service), args::hints(hints).as_ref()) {
             Ok(list) => {
                 res.write(list.into_c());
-                Ok(0)
+                Ok(Some(0))
             }
-            Err(GaiError::Gai(libc::EAI_SYSTEM)) => Err((libc::EAI_SYSTEM, Errno::last())),
+            Err(GaiError::Gai(libc::EAI_SYSTEM)) => {
+                failed = libc::EAI_SYSTEM;
+                Err(Errno::last())
+            }
             Err(GaiError::Gai(code)) => {
                 diag::not_found("rdma_getaddrinfo", code);
-                Ok(code)
+                Ok(Some(code))
             }
-            Err(GaiError::Errno(errno)) => Err((-1, errno)),
+            Err(GaiError::Errno(errno)) => Err(errno),
         }
-    })
+    });
+    result.unwrap_or(failed)
 }
 
 /// Frees a list that rdma_getaddrinfo() or rdma_query_addrinfo() returned. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
-    report(Call::new("rdma_freeaddrinfo"), (), || {
-        // SAFETY: the C contract (crate documentation).
-        drop(unsafe { AddrInfoList::from_c(res) });
-        Ok(())
-    });
+    // SAFETY: the C contract (crate documentation).
+    free("rdma_freeaddrinfo", || unsafe { AddrInfoList::from_c(res) });
 }
 
 /// Like rdma_getaddrinfo() in the background: ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or
@@ -65,13 +67,12 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
     service: *const c_char,
     hints: *const rdma_addrinfo,
 ) -> c_int {
-    status(Call::id("rdma_resolve_addrinfo", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let id = unsafe { Id::from_c(id)? };
-        // SAFETY: the C contract (crate documentation).
-        let (node, service, hints) = unsafe { (args::string(node), args::string(service), args::hints(hints)) };
-        cm::resolve_addrinfo(id, node, service, hints.as_ref())
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe {
+        for_id("rdma_resolve_addrinfo", id, |id| {
+            cm::resolve_addrinfo(id, string(node), string(service), args::hints(hints).as_ref())
+        })
+    }
 }
 
 /// Returns the result of rdma_resolve_addrinfo(), only once.
@@ -80,10 +81,6 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
 /// result, or it was returned before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
-    status(Call::id("rdma_query_addrinfo", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, info) = unsafe { (Id::from_c(id)?, out(info)?) };
-        info.write(cm::query_addrinfo(id)?.into_c());
-        Ok(())
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_query_addrinfo", id, |id| put(info, || Ok(cm::query_addrinfo(id)?.into_c()))) }
 }

@@ -1,14 +1,15 @@
 //! `rdma/rdma_cma.h`: event channels and events, devices.
 
 use std::ffi::{c_char, c_int};
+use std::ptr::NonNull;
 
 use rdmacm_core::Errno;
 use rdmacm_core::cm::{self, DeviceContexts, EventChannel, OwnedChannel, OwnedEvent};
 use rdmacm_core::ffi::{ibv_context, rdma_cm_event, rdma_cm_event_type_t, rdma_event_channel};
 
-use crate::args::out;
-use crate::report::{Call, report};
-use crate::{pointer, quick_status};
+use crate::args::put;
+use crate::report::Call;
+use crate::{free, pointer, quick_status};
 
 /// Creates an event channel, which reports the events of the ids created with it.
 ///
@@ -24,12 +25,7 @@ pub unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     // SAFETY: the C contract (crate documentation).
-    if let Some(channel) = unsafe { OwnedChannel::from_c(channel) } {
-        report(Call::new("rdma_destroy_event_channel"), (), || {
-            cm::destroy_event_channel(channel);
-            Ok(())
-        });
-    }
+    free("rdma_destroy_event_channel", || unsafe { OwnedChannel::from_c(channel) });
 }
 
 /// Returns the next event of a channel. Waits for one, or fails with EAGAIN if the channel's
@@ -38,11 +34,10 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
 /// Every event must be acknowledged with rdma_ack_cm_event(). Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
-    quick_status(Call::new("rdma_get_cm_event"), || {
-        // SAFETY: the C contract (crate documentation).
-        let (channel, event) = unsafe { (EventChannel::from_c(channel).ok_or(Errno::EINVAL)?, out(event)?) };
-        event.write(cm::get_cm_event(channel)?.into_c());
-        Ok(())
+    // SAFETY: the C contract (crate documentation).
+    quick_status(Call::new("rdma_get_cm_event"), || unsafe {
+        let channel = EventChannel::from_c(channel).ok_or(Errno::EINVAL)?;
+        put(event, || Ok(cm::get_cm_event(channel)?.into_c()))
     })
 }
 
@@ -54,8 +49,7 @@ pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, eve
 pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     quick_status(Call::new("rdma_ack_cm_event"), || {
         // SAFETY: the C contract (crate documentation).
-        cm::ack_cm_event(unsafe { OwnedEvent::from_c(event) }?);
-        Ok(())
+        unsafe { OwnedEvent::from_c(event) }.map(cm::ack_cm_event)
     })
 }
 
@@ -73,9 +67,9 @@ pub unsafe extern "C" fn rdma_event_str(event: rdma_cm_event_type_t) -> *const c
 pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     pointer(Call::new("rdma_get_devices"), || {
         let devices = cm::get_devices();
-        // SAFETY: the C contract (crate documentation).
-        if let Ok(count) = unsafe { out(num_devices) } {
-            count.write(devices.as_ref().map_or(0, DeviceContexts::count) as c_int);
+        if let Some(count) = NonNull::new(num_devices) {
+            // SAFETY: the C contract (crate documentation).
+            unsafe { count.write(devices.as_ref().map_or(0, DeviceContexts::count) as c_int) };
         }
         Ok(devices?.into_c())
     })
@@ -85,10 +79,5 @@ pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     // SAFETY: the C contract (crate documentation).
-    if let Some(list) = unsafe { DeviceContexts::from_c(list) } {
-        report(Call::new("rdma_free_devices"), (), || {
-            cm::free_devices(list);
-            Ok(())
-        });
-    }
+    free("rdma_free_devices", || unsafe { DeviceContexts::from_c(list) });
 }

@@ -8,9 +8,9 @@ use rdmacm_core::cm::{self, Id};
 use rdmacm_core::ffi::{rdma_cm_id, rdma_conn_param};
 use rdmacm_core::os::sockaddr::SockAddr;
 
-use crate::args::out;
+use crate::args::{bytes, put};
 use crate::report::{Call, WHOLE};
-use crate::{args, quick_status, status};
+use crate::{args, for_id, quick_for_id, quick_status};
 
 /// Binds an id to a local address, and to its device unless the address is a wildcard.
 ///
@@ -18,11 +18,10 @@ use crate::{args, quick_status, status};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    quick_status(unsafe { Call::id("rdma_bind_addr", id).with(addr, WHOLE) }, || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, addr) = unsafe { (Id::from_c(id)?, args::address(addr)?) };
-        cm::bind_addr(id, &addr)
-    })
+    unsafe {
+        let call = Call::id("rdma_bind_addr", id).with(addr, WHOLE);
+        quick_status(call, || cm::bind_addr(Id::from_c(id)?, &args::address(addr)?))
+    }
 }
 
 /// Resolves a remote address: finds the device, and the transport's addresses of both ends.
@@ -51,9 +50,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    quick_status(Call::id("rdma_resolve_route", id), || {
-        cm::resolve_route(unsafe { Id::from_c(id) }?, timeout_ms, ANSWER_TIMEOUT)
-    })
+    unsafe { quick_for_id("rdma_resolve_route", id, |id| cm::resolve_route(id, timeout_ms, ANSWER_TIMEOUT)) }
 }
 
 /// Requests a connection, or for datagrams the number and Q_Key of the peer's QP. The route must be
@@ -65,11 +62,8 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_i
 /// RDMA_CM_EVENT_CONNECT_RESPONSE comes first. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    quick_status(Call::id("rdma_connect", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, param) = unsafe { (Id::from_c(id)?, args::conn_param(conn_param)) };
-        cm::connect(id, param)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { quick_for_id("rdma_connect", id, |id| cm::connect(id, args::conn_param(conn_param))) }
 }
 
 /// Completes a connection after RDMA_CM_EVENT_CONNECT_RESPONSE, for programs that create QPs
@@ -78,7 +72,7 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    quick_status(Call::id("rdma_establish", id), || cm::establish(unsafe { Id::from_c(id) }?))
+    unsafe { quick_for_id("rdma_establish", id, cm::establish) }
 }
 
 /// Listens for connection requests on the address to which the id is bound.
@@ -87,7 +81,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    quick_status(Call::id("rdma_listen", id), || cm::listen(unsafe { Id::from_c(id) }?, backlog))
+    unsafe { quick_for_id("rdma_listen", id, |id| cm::listen(id, backlog)) }
 }
 
 /// Waits for the next connection request on a synchronous listening id.
@@ -96,12 +90,8 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
 /// created by rdma_create_ep() with QP attributes. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
-    status(Call::id("rdma_get_request", listen), || {
-        // SAFETY: the C contract (crate documentation).
-        let (listen, id) = unsafe { (Id::from_c(listen)?, out(id)?) };
-        id.write(cm::get_request(listen)?.into_c());
-        Ok(())
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_get_request", listen, |listen| put(id, || Ok(cm::get_request(listen)?.into_c()))) }
 }
 
 /// Accepts a connection request.
@@ -111,11 +101,8 @@ pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut
 /// or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    status(Call::id("rdma_accept", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, param) = unsafe { (Id::from_c(id)?, args::conn_param(conn_param)) };
-        cm::accept(id, param)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_accept", id, |id| cm::accept(id, args::conn_param(conn_param))) }
 }
 
 /// Rejects a connection request. The peer gets RDMA_CM_EVENT_REJECTED with private_data_len bytes
@@ -124,11 +111,8 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int {
-    quick_status(Call::id("rdma_reject", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, data) = unsafe { (Id::from_c(id)?, args::bytes(private_data, private_data_len.into())) };
-        cm::reject(id, data)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { quick_for_id("rdma_reject", id, |id| cm::reject(id, bytes(private_data, private_data_len.into()))) }
 }
 
 /// Like rdma_reject(), with the reason that the enhanced connection establishment options are not
@@ -141,11 +125,10 @@ pub unsafe extern "C" fn rdma_reject_ece(
     private_data: *const c_void,
     private_data_len: u8,
 ) -> c_int {
-    quick_status(Call::id("rdma_reject_ece", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, data) = unsafe { (Id::from_c(id)?, args::bytes(private_data, private_data_len.into())) };
-        cm::reject_ece(id, data)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe {
+        quick_for_id("rdma_reject_ece", id, |id| cm::reject_ece(id, bytes(private_data, private_data_len.into())))
+    }
 }
 
 /// Ends a connection: the QP moves to the error state, posted work requests are flushed, and both
@@ -155,5 +138,5 @@ pub unsafe extern "C" fn rdma_reject_ece(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    quick_status(Call::id("rdma_disconnect", id), || cm::disconnect(unsafe { Id::from_c(id) }?))
+    unsafe { quick_for_id("rdma_disconnect", id, cm::disconnect) }
 }

@@ -10,9 +10,9 @@ use rdmacm_core::ffi::{
     rdma_cm_id, rdma_event_channel, rdma_port_space_t,
 };
 
-use crate::args::{inout, out};
+use crate::args::{inout, put};
 use crate::report::{Call, report};
-use crate::{args, quick_status, status};
+use crate::{args, for_id, quick_for_id, quick_status, status};
 
 /// Creates an id, the counterpart of a socket.
 ///
@@ -26,11 +26,9 @@ pub unsafe extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: rdma_port_space_t,
 ) -> c_int {
-    quick_status(Call::new("rdma_create_id"), || {
-        // SAFETY: the C contract (crate documentation).
-        let (channel, id) = unsafe { (EventChannel::from_c(channel), out(id)?) };
-        id.write(cm::create_id(channel, context, ps)?.into_c());
-        Ok(())
+    // SAFETY: the C contract (crate documentation).
+    quick_status(Call::new("rdma_create_id"), || unsafe {
+        put(id, || Ok(cm::create_id(EventChannel::from_c(channel), context, ps)?.into_c()))
     })
 }
 
@@ -46,13 +44,10 @@ pub unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    status(Call::new("rdma_create_ep"), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, info) = unsafe { (out(id)?, args::endpoint_info(res)?) };
-        // SAFETY: the C contract (crate documentation).
-        let (pd, attr) = unsafe { (Pd::from_c(pd), InitAttr::from_c(qp_init_attr).ok()) };
-        id.write(cm::create_ep(&info, pd, attr)?.into_c());
-        Ok(())
+    // SAFETY: the C contract (crate documentation).
+    status(Call::new("rdma_create_ep"), || unsafe {
+        let (info, pd, attr) = (args::endpoint_info(res)?, Pd::from_c(pd), InitAttr::from_c(qp_init_attr).ok());
+        put(id, || Ok(cm::create_ep(&info, pd, attr)?.into_c()))
     })
 }
 
@@ -80,11 +75,8 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
 /// Waits until all events of the id are acknowledged. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    status(Call::id("rdma_migrate_id", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, channel) = unsafe { (Id::from_c(id)?, EventChannel::from_c(channel)) };
-        cm::migrate_id(id, channel)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_migrate_id", id, |id| cm::migrate_id(id, EventChannel::from_c(channel))) }
 }
 
 /// Sets an option of an id.
@@ -99,10 +91,9 @@ pub unsafe extern "C" fn rdma_set_option(
     optval: *mut c_void,
     optlen: size_t,
 ) -> c_int {
-    quick_status(Call::id("rdma_set_option", id), || {
-        // SAFETY: the C contract (crate documentation).
-        cm::set_option(unsafe { Id::from_c(id) }?, level, optname, ptr::slice_from_raw_parts(optval.cast(), optlen))
-    })
+    let value = ptr::slice_from_raw_parts(optval.cast(), optlen);
+    // SAFETY: the C contract (crate documentation).
+    unsafe { quick_for_id("rdma_set_option", id, |id| cm::set_option(id, level, optname, value)) }
 }
 
 /// Returns the local port number of an id in network byte order; 0 if it has none.
@@ -129,12 +120,13 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
     qp_attr: *mut ibv_qp_attr,
     qp_attr_mask: *mut c_int,
 ) -> c_int {
-    quick_status(Call::id("rdma_init_qp_attr", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, attr, mask) = unsafe { (Id::from_c(id)?, inout(qp_attr)?, out(qp_attr_mask)?) };
-        mask.write(cm::init_qp_attr(id, attr)?);
-        Ok(())
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe {
+        quick_for_id("rdma_init_qp_attr", id, |id| {
+            let attr = inout(qp_attr)?;
+            put(qp_attr_mask, || cm::init_qp_attr(id, attr))
+        })
+    }
 }
 
 /// Reports an asynchronous event of the id's QP, usually IBV_EVENT_COMM_EST, to the connection
@@ -144,7 +136,7 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type_t) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    quick_status(Call::id("rdma_notify", id), || cm::notify(unsafe { Id::from_c(id) }?, event))
+    unsafe { quick_for_id("rdma_notify", id, |id| cm::notify(id, event)) }
 }
 
 /// Sets the enhanced connection establishment options to send to the peer, for programs that create
@@ -154,11 +146,8 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type_
 /// 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    status(Call::id("rdma_set_local_ece", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, ece) = unsafe { (Id::from_c(id)?, inout(ece)?) };
-        cm::set_local_ece(id, ece)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_set_local_ece", id, |id| cm::set_local_ece(id, inout(ece)?)) }
 }
 
 /// Returns the enhanced connection establishment options that the peer has sent, for programs that
@@ -167,12 +156,8 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
 /// Returns 0, or -1 and errno: EINVAL if the id has a QP.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    status(Call::id("rdma_get_remote_ece", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, ece) = unsafe { (Id::from_c(id)?, out(ece)?) };
-        ece.write(cm::get_remote_ece(id)?);
-        Ok(())
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_get_remote_ece", id, |id| put(ece, || cm::get_remote_ece(id))) }
 }
 
 /// Queues an event of the program on the id's channel.
@@ -186,8 +171,6 @@ pub unsafe extern "C" fn rdma_write_cm_event(
     status: c_int,
     arg: u64,
 ) -> c_int {
-    crate::status(Call::id("rdma_write_cm_event", id), || {
-        // SAFETY: the C contract (crate documentation).
-        cm::write_cm_event(unsafe { Id::from_c(id) }?, event, status, arg)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_write_cm_event", id, |id| cm::write_cm_event(id, event, status, arg)) }
 }

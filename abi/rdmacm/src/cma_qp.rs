@@ -7,7 +7,7 @@ use rdmacm_core::cm::{self, Id, InitAttr, Pd};
 use rdmacm_core::ffi::{ibv_pd, ibv_qp_init_attr, ibv_qp_init_attr_ex, rdma_cm_id, rdma_cm_join_mc_attr_ex};
 
 use crate::report::{Call, report};
-use crate::{args, status};
+use crate::{args, for_id};
 
 /// Creates the QP of an id that is bound to a device, in the state INIT: receives can be posted.
 /// Connecting and accepting change its state.
@@ -21,22 +21,18 @@ pub unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    status(Call::id("rdma_create_qp", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, pd, mut attr) = unsafe { (Id::from_c(id)?, Pd::from_c(pd), InitAttr::from_c(qp_init_attr)?) };
-        cm::create_qp(id, pd, &mut attr)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe {
+        for_id("rdma_create_qp", id, |id| cm::create_qp(id, Pd::from_c(pd), &mut InitAttr::from_c(qp_init_attr)?))
+    }
 }
 
 /// Like rdma_create_qp(), with the extended attributes of ibv_create_qp_ex(). Returns 0, or -1 and
 /// errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, qp_init_attr: *mut ibv_qp_init_attr_ex) -> c_int {
-    status(Call::id("rdma_create_qp_ex", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, mut attr) = unsafe { (Id::from_c(id)?, InitAttr::from_c(qp_init_attr)?) };
-        cm::create_qp_ex(id, &mut attr)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_create_qp_ex", id, |id| cm::create_qp_ex(id, &mut InitAttr::from_c(qp_init_attr)?)) }
 }
 
 /// Destroys the QP of an id, and the CQs and completion channels that the library created for it.
@@ -55,11 +51,8 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
 /// RDMA_CM_EVENT_MULTICAST_JOIN or RDMA_CM_EVENT_MULTICAST_ERROR. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int {
-    status(Call::id("rdma_join_multicast", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, addr) = unsafe { (Id::from_c(id)?, args::address(addr)?) };
-        cm::join_multicast(id, &addr, context)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_join_multicast", id, |id| cm::join_multicast(id, &args::address(addr)?, context)) }
 }
 
 /// Leaves a multicast group; waits until the events of the membership are acknowledged.
@@ -67,11 +60,8 @@ pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut soc
 /// Returns 0, or -1 and errno: EADDRNOTAVAIL when the id is not a member.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    status(Call::id("rdma_leave_multicast", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, addr) = unsafe { (Id::from_c(id)?, args::address(addr)?) };
-        cm::leave_multicast(id, &addr)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_leave_multicast", id, |id| cm::leave_multicast(id, &args::address(addr)?)) }
 }
 
 /// Like rdma_join_multicast(), with a choice of membership: mc_join_attr->join_flags,
@@ -84,9 +74,8 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
     mc_join_attr: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
-    status(Call::id("rdma_join_multicast_ex", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, attr) = unsafe { (Id::from_c(id)?, args::join_attr(mc_join_attr)?) };
-        cm::join_multicast_ex(id, attr, context)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe {
+        for_id("rdma_join_multicast_ex", id, |id| cm::join_multicast_ex(id, args::join_attr(mc_join_attr)?, context))
+    }
 }

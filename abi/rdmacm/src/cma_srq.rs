@@ -6,27 +6,21 @@ use std::ffi::c_int;
 use rdmacm_core::cm::{self, Id, InitAttr, Pd};
 use rdmacm_core::ffi::{ibv_pd, ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id};
 
+use crate::for_id;
 use crate::report::{Call, report};
-use crate::status;
 
 /// Creates the SRQ of an id. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> c_int {
-    status(Call::id("rdma_create_srq", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, pd, mut attr) = unsafe { (Id::from_c(id)?, Pd::from_c(pd), InitAttr::from_c(attr)?) };
-        cm::create_srq(id, pd, &mut attr)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_create_srq", id, |id| cm::create_srq(id, Pd::from_c(pd), &mut InitAttr::from_c(attr)?)) }
 }
 
 /// Creates the SRQ of an id from extended attributes. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
-    status(Call::id("rdma_create_srq_ex", id), || {
-        // SAFETY: the C contract (crate documentation).
-        let (id, mut attr) = unsafe { (Id::from_c(id)?, InitAttr::from_c(attr)?) };
-        cm::create_srq_ex(id, &mut attr)
-    })
+    // SAFETY: the C contract (crate documentation).
+    unsafe { for_id("rdma_create_srq_ex", id, |id| cm::create_srq_ex(id, &mut InitAttr::from_c(attr)?)) }
 }
 
 /// Destroys the SRQ of an id, and the CQs and completion channels that the library created for it.

@@ -27,6 +27,8 @@ use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
 use rdmacm_core::Result;
+use rdmacm_core::cm::Id;
+use rdmacm_core::ffi::rdma_cm_id;
 use rdmacm_core::rsocket::process;
 use report::{Call, report, report_quick};
 
@@ -38,6 +40,32 @@ fn status(call: Call, run: impl FnOnce() -> Result<()>) -> c_int {
 /// Like [`status`], but with [`report_quick`]: for the calls that each connection needs.
 fn quick_status(call: Call, run: impl FnOnce() -> Result<()>) -> c_int {
     report_quick(call, -1, || run().map(|()| 0))
+}
+
+/// Runs a call that takes an object back from the program, and drops it.
+fn free<T>(name: &'static str, take: impl FnOnce() -> T) {
+    report(Call::new(name), (), || {
+        drop(take());
+        Ok(())
+    });
+}
+
+/// Runs a call for an id, like [`status`].
+///
+/// # Safety
+/// `id` is as [`Id::from_c`] requires it.
+unsafe fn for_id(name: &'static str, id: *mut rdma_cm_id, run: impl FnOnce(&Id) -> Result<()>) -> c_int {
+    // SAFETY: `id` is as `from_c` requires it: guaranteed by the caller.
+    status(Call::id(name, id), || run(unsafe { Id::from_c(id)? }))
+}
+
+/// Runs a call for an id, like [`quick_status`].
+///
+/// # Safety
+/// `id` is as [`Id::from_c`] requires it.
+unsafe fn quick_for_id(name: &'static str, id: *mut rdma_cm_id, run: impl FnOnce(&Id) -> Result<()>) -> c_int {
+    // SAFETY: `id` is as `from_c` requires it: guaranteed by the caller.
+    quick_status(Call::id(name, id), || run(unsafe { Id::from_c(id)? }))
 }
 
 /// Runs a call. Returns its pointer, or NULL with `errno` set.

@@ -125,38 +125,29 @@ impl Call {
 /// Runs a call for its C caller. Returns its value on success, with `errno` as it was before;
 /// otherwise `failed`, with `errno` set. `call` describes the failed call in the log. Fails with
 /// `EAGAIN` in a signal handler that has interrupted another call.
-pub fn report<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
-    report_or(call, failed, || run().map_err(|error| (failed, error)))
+pub fn report<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    report_quick(call, failed, || cancel::in_call(run))
 }
 
 /// Like [`report`], for a call that may wait, and is therefore a cancellation point.
-pub fn report_waiting<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+pub fn report_waiting<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     report_quick(call, failed, || cancel::in_waiting_call(run))
-}
-
-/// Like [`report`], for a call that returns different values for different failures.
-pub fn report_or<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
-    marked(call, failed, || cancel::in_call(run))
 }
 
 /// Like [`report`], for a quick call: `run` itself uses [`cancel::in_call`] or
 /// [`cancel::in_waiting_call`] around cancellation points.
-pub fn report_quick<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
-    marked(call, failed, || run().map_err(|error| (failed, error)))
+pub fn report_quick<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    let mark = Mark::set();
+    finish(call, failed, || if mark.is_some() { run() } else { Err(Errno::EAGAIN) })
 }
 
 /// Like [`report`], for options that librspreload uses at any time: succeeds even in the middle of
 /// another call.
-pub fn report_unmarked<T: Copy>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
-    finish(call, || cancel::disabled(run).map_err(|error| (failed, error)))
+pub fn report_unmarked<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
+    finish(call, failed, || cancel::disabled(run))
 }
 
-fn marked<T>(call: Call, failed: T, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
-    let mark = Mark::set();
-    finish(call, || if mark.is_some() { run() } else { Err((failed, Errno::EAGAIN)) })
-}
-
-fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)>) -> T {
+fn finish<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     let errno = errno();
     let before = errno.get();
     match run() {
@@ -164,10 +155,10 @@ fn finish<T>(call: Call, run: impl FnOnce() -> std::result::Result<T, (T, Errno)
             errno.set(before);
             value
         }
-        Err((value, error)) => {
-            failed(call, error);
+        Err(error) => {
+            log(call, error);
             errno.set(error.get());
-            value
+            failed
         }
     }
 }
@@ -190,7 +181,7 @@ fn errno() -> &'static Cell<c_int> {
 
 #[cold]
 #[inline(never)]
-fn failed(call: Call, error: Errno) {
+fn log(call: Call, error: Errno) {
     diag::call_failed(call.name, call.subject(), error, || call.endpoints());
 }
 

@@ -14,8 +14,9 @@ use rdmacm_core::os::sockaddr::SockAddr;
 use rdmacm_core::rsocket::calls;
 use rdmacm_core::{Errno, rsocket as core};
 
-use crate::args::{buffer, buffers, name_out, required_bytes};
+use crate::args::{array, buffer, buffers, name_out};
 use crate::report::{Call, report, report_quick, report_unmarked, report_waiting, would_block};
+use crate::status;
 
 /// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK
 /// and SOCK_CLOEXEC.
@@ -39,7 +40,7 @@ pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: so
 /// listen(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
-    report(Call::socket("rlisten", socket), -1, || calls::listen(socket, backlog).map(|()| 0))
+    status(Call::socket("rlisten", socket), || calls::listen(socket, backlog))
 }
 
 /// accept(2) for rsockets; the new rsocket has the listener's options.
@@ -86,14 +87,14 @@ unsafe fn peer_to_connect(addr: *const sockaddr, len: socklen_t) -> Result<Optio
 /// shutdown(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
-    report(Call::socket("rshutdown", socket), -1, || calls::shutdown(socket, how).map(|()| 0))
+    status(Call::socket("rshutdown", socket), || calls::shutdown(socket, how))
 }
 
 /// close(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rclose(socket: c_int) -> c_int {
     probes::rs_close(socket);
-    report(Call::socket("rclose", socket), -1, || calls::close(socket).map(|()| 0))
+    status(Call::socket("rclose", socket), || calls::close(socket))
 }
 
 /// rrecv(3), or rread(3) if `READ`: tries the fast path first.
@@ -349,7 +350,7 @@ pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
-    report_quick(Call::new("rpoll"), -1, || calls::poll(unsafe { list(fds, nfds)? }, timeout))
+    report_quick(Call::new("rpoll"), -1, || calls::poll(unsafe { array(fds, nfds as usize)?.as_mut() }, timeout))
 }
 
 /// select(2) for rsockets and other descriptors together.
@@ -408,7 +409,8 @@ pub unsafe extern "C" fn rsetsockopt(
 ) -> c_int {
     report_option(Call::socket("rsetsockopt", socket), level, optname, || {
         // SAFETY: the C contract (crate documentation).
-        calls::set_option(socket, level, optname, unsafe { required_bytes(optval, optlen as usize)? }).map(|()| 0)
+        calls::set_option(socket, level, optname, unsafe { array(optval.cast(), optlen as usize)?.as_ref() })
+            .map(|()| 0)
     })
 }
 
@@ -467,7 +469,7 @@ pub unsafe extern "C" fn riomap(
 /// Removes a mapping of riomap(). Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn riounmap(socket: c_int, buf: *mut c_void, len: size_t) -> c_int {
-    report(Call::socket("riounmap", socket), -1, || calls::unmap(socket, buf as usize, len).map(|()| 0))
+    status(Call::socket("riounmap", socket), || calls::unmap(socket, buf as usize, len))
 }
 
 /// Writes count bytes to the memory that the peer has mapped at offset with riomap().
@@ -483,7 +485,7 @@ pub unsafe extern "C" fn riowrite(
 ) -> size_t {
     // SAFETY: the C contract (crate documentation).
     report_waiting(Call::socket("riowrite", socket), size_t::MAX, || unsafe {
-        calls::write_mapped(socket, required_bytes(buf, count)?, offset as u64, flags)
+        calls::write_mapped(socket, array(buf.cast(), count)?.as_ref(), offset as u64, flags)
     })
 }
 
@@ -510,9 +512,8 @@ pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *m
 pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
     report_waiting(Call::socket("repoll_wait", epfd), -1, || {
         let room = usize::try_from(maxevents).ok().filter(|&room| room > 0).ok_or(Errno::EINVAL)?;
-        let events = NonNull::new(events).ok_or(Errno::EFAULT)?;
         // SAFETY: the C contract (crate documentation).
-        let events = unsafe { slice::from_raw_parts_mut(events.as_ptr().cast::<MaybeUninit<epoll_event>>(), room) };
+        let events = unsafe { array(events.cast::<MaybeUninit<epoll_event>>(), room)?.as_mut() };
         calls::epoll_wait(epfd, events, timeout).map(|count| count as c_int)
     })
 }
@@ -520,19 +521,6 @@ pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxe
 /// Converts a number of buffers. Fails with `EINVAL` if it is negative.
 fn count(number: c_int) -> Result<size_t> {
     size_t::try_from(number).map_err(|_| Errno::EINVAL)
-}
-
-/// Returns the descriptors for rpoll(3). Fails with `EFAULT` for NULL with a length.
-///
-/// # Safety
-/// `fds` is NULL, or has `len` structures that are used by nothing else during `'a`.
-unsafe fn list<'a>(fds: *mut pollfd, len: nfds_t) -> Result<&'a mut [pollfd]> {
-    if len == 0 {
-        return Ok(&mut []);
-    }
-    let fds = NonNull::new(fds).ok_or(Errno::EFAULT)?;
-    // SAFETY: not NULL, so it has `len` structures: guaranteed by the caller.
-    Ok(unsafe { slice::from_raw_parts_mut(fds.as_ptr(), len as usize) })
 }
 
 /// Stores an address for the program. Fails with `EFAULT` if `addr` or `len` is NULL.
