@@ -14,7 +14,6 @@ use super::{log, multicast, params};
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_MAX_RESP_RES, RDMA_UDP_QKEY};
-use crate::os::uapi::ib_uverbs_qp_attr;
 use crate::ucm;
 use crate::verbs::{
     self, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD,
@@ -261,8 +260,7 @@ fn state_only(state: u32) -> ibv_qp_attr {
 /// Implements rdma_init_qp_attr(3): sets the attributes that the kernel requires of a QP in
 /// `attr.qp_state`. Returns the attribute mask.
 pub fn init_qp_attr(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
-    let mut kernel = ib_uverbs_qp_attr::default();
-    ucm::init_qp_attr(id.fd(), id.handle(), attr.qp_state, &mut kernel)?;
+    let kernel = ucm::init_qp_attr(id.fd(), id.handle(), attr.qp_state)?;
     Ok(verbs::qp_attr_from_kernel(&kernel, attr))
 }
 

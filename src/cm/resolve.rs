@@ -18,7 +18,7 @@ use crate::acm::{self, wire::unpack};
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH};
 use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb};
-use crate::os::uapi::{__kernel_sockaddr_storage, rdma_ucm_query_addr_resp, rdma_ucm_query_route_resp, sockaddr_in6};
+use crate::os::uapi::{__kernel_sockaddr_storage, sockaddr_in6};
 use crate::ucm;
 use crate::verbs::{IBV_TRANSPORT_IB, path_rec_from_kernel};
 
@@ -125,8 +125,7 @@ fn has_gids(id: &Id) -> bool {
 }
 
 fn query_addr(id: &Id) -> Result<()> {
-    let mut answer = rdma_ucm_query_addr_resp::default();
-    ucm::query_addr(id.fd(), id.handle(), &mut answer)?;
+    let answer = ucm::query_addr(id.fd(), id.handle())?;
     id.set_pkey(answer.pkey);
     id.write_source(prefix(&answer.src_addr, answer.src_size));
     id.write_destination(prefix(&answer.dst_addr, answer.dst_size));
@@ -134,8 +133,7 @@ fn query_addr(id: &Id) -> Result<()> {
 }
 
 fn query_gid(id: &Id) -> Result<()> {
-    let mut answer = rdma_ucm_query_addr_resp::default();
-    ucm::query_gid(id.fd(), id.handle(), &mut answer)?;
+    let answer = ucm::query_gid(id.fd(), id.handle())?;
     id.set_gids(gid_of(&answer.src_addr), gid_of(&answer.dst_addr));
     Ok(())
 }
@@ -150,8 +148,7 @@ fn gid_of(address: &__kernel_sockaddr_storage) -> [u8; 16] {
 }
 
 fn query_path(id: &Id) -> Result<()> {
-    let mut answer = ucm::Paths::default();
-    ucm::query_path(id.fd(), id.handle(), &mut answer)?;
+    let answer = ucm::query_path(id.fd(), id.handle())?;
     id.set_paths(answer.records().iter().map(unpack))
 }
 
@@ -162,17 +159,13 @@ fn query_route(id: &Id) -> Result<()> {
     if count > 0 {
         id.set_paths(answer.ib_route[..count].iter().map(path_rec_from_kernel))?;
     }
-    copy_route(id, &answer);
-    use_device(id, answer.node_guid, answer.ibdev_index, answer.port_num)
-}
-
-fn copy_route(id: &Id, answer: &rdma_ucm_query_route_resp) {
     // The first record has the GIDs and the P_Key even if there is no path.
     let first = &answer.ib_route[0];
     id.set_gids(first.sgid, first.dgid);
     id.set_pkey(first.pkey);
     id.write_source(bytes_of(&answer.src_addr));
     id.write_destination(bytes_of(&answer.dst_addr));
+    use_device(id, answer.node_guid, answer.ibdev_index, answer.port_num)
 }
 
 /// Binds the id to the device that the kernel named, unless the kernel named none or the id has one

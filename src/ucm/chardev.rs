@@ -1,8 +1,10 @@
 //! Finds and opens the `rdma_cm` character device. All allocations are fallible.
 
 use std::ffi::{CStr, c_int};
-use std::mem::MaybeUninit;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::str;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -69,8 +71,8 @@ impl RdmaCm {
     fn may_appear(&self) -> bool {
         self.rdev.is_some()
             && !WAITED.load(Ordering::Relaxed)
-            && status(c"/dev/char").is_some()
-            && status(self.path.as_c_str()).is_none()
+            && fs::metadata("/dev/char").is_ok()
+            && fs::metadata(text(&self.path)).is_err()
     }
 
     fn open_when_made(&self) -> Result<OwnedFd> {
@@ -104,12 +106,16 @@ impl RdmaCm {
     /// If the node may not be opened, udev's link in /dev/char decides the error: EACCES if the
     /// link exists, otherwise ENOENT (docs/compatibility.md).
     pub fn try_open(&self) -> Result<OwnedFd> {
-        match (open_node(self.path.as_c_str(), self.rdev), self.rdev) {
+        match (open_node(text(&self.path), self.rdev), self.rdev) {
             (Err(Errno::ENOENT), Some(rdev)) => open_by_number(rdev),
-            (Err(error), Some(rdev)) if error.get() == libc::EACCES => open_by_link(rdev),
+            (Err(Errno::EACCES), Some(rdev)) => open_by_link(rdev),
             (result, _) => result,
         }
     }
+}
+
+fn text(path: &Path) -> &str {
+    path.as_c_str().to_str().unwrap_or_default()
 }
 
 fn in_folder(name: &str) -> Result<Path> {
@@ -128,13 +134,12 @@ fn from_sysfs() -> Result<RdmaCm> {
 
 /// Reads a file of the device in sysfs, without the newline.
 fn read_sysfs<'a>(file: &str, buffer: &'a mut [u8]) -> Option<&'a str> {
-    let fd = SYSFS.iter().find_map(|class| {
+    let mut file = SYSFS.iter().find_map(|class| {
         let path = Path::new(format_args!("{class}/{file}")).ok()?;
-        open(path.as_c_str(), libc::O_RDONLY).ok()
+        File::open(text(&path)).ok()
     })?;
-    // SAFETY: `buffer` is writable for its length.
-    let got = unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
-    str::from_utf8(buffer.get(..usize::try_from(got).ok()?)?).ok().map(str::trim)
+    let len = file.read(buffer).ok()?;
+    str::from_utf8(buffer.get(..len)?).ok().map(str::trim)
 }
 
 /// Parses "major:minor" of a sysfs `dev` file.
@@ -143,35 +148,19 @@ fn parse_dev(text: &str) -> Option<libc::dev_t> {
     Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-fn open(path: &CStr, flags: c_int) -> Result<OwnedFd> {
-    // SAFETY: a C string; the result is checked.
-    let fd = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) };
-    if fd < 0 {
-        return Err(Errno::last());
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 /// Opens `path` if it is the character device `rdev`, or any if `None`. Fails with `ENOENT` if
 /// `path` is missing or another file.
-fn open_node(path: &CStr, rdev: Option<libc::dev_t>) -> Result<OwnedFd> {
-    let fd = open(path, libc::O_RDWR)?;
-    let mut status = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: `status` is writable; all zeros are a valid stat.
-    let status = unsafe {
-        if libc::fstat(fd.as_raw_fd(), status.as_mut_ptr()) != 0 {
-            return Err(Errno::last());
-        }
-        status.assume_init()
-    };
-    let right = status.st_mode & libc::S_IFMT == libc::S_IFCHR && rdev.is_none_or(|rdev| rdev == status.st_rdev);
-    if right { Ok(fd) } else { Err(Errno::ENOENT) }
+fn open_node(path: &str, rdev: Option<libc::dev_t>) -> Result<OwnedFd> {
+    let errno = |error: io::Error| Errno::new(error.raw_os_error().unwrap_or_default());
+    let file = File::options().read(true).write(true).open(path).map_err(errno)?;
+    let status = file.metadata().map_err(errno)?;
+    let right = status.file_type().is_char_device() && rdev.is_none_or(|rdev| rdev == status.rdev());
+    if right { Ok(file.into()) } else { Err(Errno::ENOENT) }
 }
 
 fn open_by_link(rdev: libc::dev_t) -> Result<OwnedFd> {
     let link = Path::new(format_args!("/dev/char/{}:{}", libc::major(rdev), libc::minor(rdev)))?;
-    open_node(link.as_c_str(), Some(rdev))
+    open_node(text(&link), Some(rdev))
 }
 
 /// Opens the node of device `rdev` by its device number.
@@ -192,9 +181,9 @@ fn open_by_number(rdev: libc::dev_t) -> Result<OwnedFd> {
         let name = unsafe { CStr::from_ptr(entry.d_name.as_ptr()) };
         // Opening a device has side effects, so only the right one is opened.
         if let Some(path) = name.to_str().ok().and_then(|name| in_folder(name).ok())
-            && has_number(path.as_c_str(), rdev)
+            && has_number(text(&path), rdev)
         {
-            found = open_node(path.as_c_str(), Some(rdev));
+            found = open_node(text(&path), Some(rdev));
             break;
         }
     }
@@ -203,14 +192,8 @@ fn open_by_number(rdev: libc::dev_t) -> Result<OwnedFd> {
     found
 }
 
-fn has_number(path: &CStr, rdev: libc::dev_t) -> bool {
-    status(path).is_some_and(|status| status.st_rdev == rdev)
-}
-
-fn status(path: &CStr) -> Option<libc::stat> {
-    let mut status = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: a C string; `status` is writable, and all zeros are a valid stat.
-    unsafe { (libc::stat(path.as_ptr(), status.as_mut_ptr()) == 0).then(|| status.assume_init()) }
+fn has_number(path: &str, rdev: libc::dev_t) -> bool {
+    fs::metadata(path).is_ok_and(|status| status.rdev() == rdev)
 }
 
 /// inotify(7) instance: reports new files in /dev/infiniband, and the creation of the folder.
@@ -241,7 +224,7 @@ impl Watch {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: `poll` is one pollfd, as the count says.
         let ready = unsafe { libc::poll(&raw mut poll, 1, left.as_millis() as c_int) };
-        if ready < 0 && Errno::last().get() != libc::EINTR {
+        if ready < 0 && Errno::last() != Errno::EINTR {
             return Err(Errno::last());
         }
         let mut events = [0u8; 4096];
@@ -271,11 +254,11 @@ mod tests {
     #[test]
     fn another_file_at_the_path_is_not_opened() {
         let null = libc::makedev(1, 3);
-        assert!(open_node(c"/dev/null", Some(null)).is_ok());
-        assert_eq!(open_node(c"/dev/null", Some(null + 1)).err(), Some(Errno::ENOENT));
-        assert_eq!(open_node(c"/", None).err().map(Errno::get), Some(libc::EISDIR));
-        assert!(has_number(c"/dev/null", null));
-        assert!(!has_number(c"/dev/zero", null));
-        assert!(!has_number(c"/nowhere", null));
+        assert!(open_node("/dev/null", Some(null)).is_ok());
+        assert_eq!(open_node("/dev/null", Some(null + 1)).err(), Some(Errno::ENOENT));
+        assert_eq!(open_node("/", None).err().map(Errno::get), Some(libc::EISDIR));
+        assert!(has_number("/dev/null", null));
+        assert!(!has_number("/dev/zero", null));
+        assert!(!has_number("/nowhere", null));
     }
 }

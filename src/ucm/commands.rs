@@ -5,7 +5,7 @@ use std::mem::{offset_of, size_of};
 use std::os::fd::RawFd;
 use std::ptr;
 
-use super::{after_event, issue, issue_and_wait, issue_filled, response};
+use super::{after_event, ask, issue, issue_and_wait, issue_filled, response};
 use crate::errno::{Errno, Result};
 use crate::os::cancel;
 use crate::os::sockaddr::SockAddr;
@@ -18,20 +18,24 @@ pub const MAX_PATHS: usize = 6;
 
 /// CREATE_ID. Returns the kernel's handle of the new id. `uid` identifies the id in events.
 pub fn create_id(fd: RawFd, uid: u64, ps: u16, qp_type: u8) -> Result<u32> {
-    let mut answer = rdma_ucm_create_id_resp::default();
-    let body = rdma_ucm_create_id { uid, response: response(&raw mut answer), ps, qp_type, ..Default::default() };
-    // SAFETY: the body fits the command, and the answer is writable during the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_CREATE_ID, body, size_of_val(&answer))? };
-    Ok(answer.id)
+    let body = |response| rdma_ucm_create_id { uid, response, ps, qp_type, ..Default::default() };
+    let answer = rdma_ucm_create_id_resp::default();
+    // SAFETY: the body and the answer fit the command.
+    unsafe { ask(fd, RDMA_USER_CM_CMD_CREATE_ID, answer, body) }.map(|answer| answer.id)
 }
 
 /// DESTROY_ID. Returns the number of events that the kernel has reported for the id.
 pub fn destroy_id(fd: RawFd, id: u32) -> Result<u32> {
-    let mut answer = rdma_ucm_destroy_id_resp::default();
-    let body = rdma_ucm_destroy_id { response: response(&raw mut answer), id, ..Default::default() };
-    // SAFETY: the body fits the command, and the answer is writable during the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_DESTROY_ID, body, size_of_val(&answer))? };
-    Ok(answer.events_reported)
+    // SAFETY: this is such a command.
+    unsafe { end(fd, RDMA_USER_CM_CMD_DESTROY_ID, id) }
+}
+
+/// # Safety
+/// `cmd` has the structures of DESTROY_ID.
+unsafe fn end(fd: RawFd, cmd: u32, id: u32) -> Result<u32> {
+    let body = |response| rdma_ucm_destroy_id { response, id, ..Default::default() };
+    // SAFETY: the body and the answer fit the command: guaranteed by the caller.
+    unsafe { ask(fd, cmd, rdma_ucm_destroy_id_resp::default(), body) }.map(|answer| answer.events_reported)
 }
 
 /// BIND, for any family. Kernels before 3.12 only support [`bind_ip`].
@@ -88,32 +92,29 @@ pub fn resolve_route(fd: RawFd, id: u32, timeout_ms: u32) -> Result<()> {
 /// QUERY_ROUTE: queries the addresses and at most two path records, on kernels without
 /// [`query_addr`].
 pub fn query_route(fd: RawFd, id: u32) -> Result<rdma_ucm_query_route_resp> {
-    let mut answer = rdma_ucm_query_route_resp { ibdev_index: NO_INDEX, ..Default::default() };
-    let body = rdma_ucm_query { response: response(&raw mut answer), id, ..Default::default() };
-    // SAFETY: the body fits the command, and the answer is writable during the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY_ROUTE, body, size_of_val(&answer))? };
-    Ok(answer)
+    let answer = rdma_ucm_query_route_resp { ibdev_index: NO_INDEX, ..Default::default() };
+    // SAFETY: the body and the answer fit the command.
+    unsafe { ask(fd, RDMA_USER_CM_CMD_QUERY_ROUTE, answer, |response| rdma_ucm_query { response, id, option: 0 }) }
 }
 
-/// QUERY: reads the IP or AF_IB addresses, the device and its port into `answer`, which is zero.
-pub fn query_addr(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
-    answer.ibdev_index = NO_INDEX;
+/// QUERY: returns the IP or AF_IB addresses, the device and its port.
+pub fn query_addr(fd: RawFd, id: u32) -> Result<rdma_ucm_query_addr_resp> {
+    let answer = rdma_ucm_query_addr_resp { ibdev_index: NO_INDEX, ..Default::default() };
     // SAFETY: the kernel's answer to this option is such a structure.
     unsafe { query(fd, id, RDMA_USER_CM_QUERY_ADDR, answer) }
 }
 
-/// QUERY: reads the GIDs, as AF_IB addresses, into `answer`, which is zero.
-pub fn query_gid(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
+/// QUERY: returns the GIDs, as AF_IB addresses.
+pub fn query_gid(fd: RawFd, id: u32) -> Result<rdma_ucm_query_addr_resp> {
     // SAFETY: the kernel's answer to this option is such a structure.
-    unsafe { query(fd, id, RDMA_USER_CM_QUERY_GID, answer) }
+    unsafe { query(fd, id, RDMA_USER_CM_QUERY_GID, Default::default()) }
 }
 
 /// # Safety
 /// The kernel's answer to `option` is a `T`, which consists of numbers.
-unsafe fn query<T>(fd: RawFd, id: u32, option: u32, answer: &mut T) -> Result<()> {
-    let body = rdma_ucm_query { response: response(answer), id, option };
-    // SAFETY: the body fits the command, and the answer is writable during the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_QUERY, body, size_of_val(answer)) }
+unsafe fn query<T>(fd: RawFd, id: u32, option: u32, answer: T) -> Result<T> {
+    // SAFETY: the body fits the command, and `T` the option: guaranteed by the caller.
+    unsafe { ask(fd, RDMA_USER_CM_CMD_QUERY, answer, |response| rdma_ucm_query { response, id, option }) }
 }
 
 /// The answer to a path query.
@@ -132,12 +133,12 @@ impl Paths {
     }
 }
 
-/// QUERY: reads the path records into `answer`, which is zero.
-pub fn query_path(fd: RawFd, id: u32, answer: &mut Paths) -> Result<()> {
+/// QUERY: returns the path records.
+pub fn query_path(fd: RawFd, id: u32) -> Result<Paths> {
     const _: () = assert!(size_of::<ibv_path_data>() == size_of::<ib_path_rec_data>());
     const _: () = assert!(offset_of!(Paths, records) == offset_of!(rdma_ucm_query_path_resp, path_data));
     // SAFETY: the kernel's answer to this option begins like `Paths`, as asserted above.
-    unsafe { query(fd, id, RDMA_USER_CM_QUERY_PATH, answer) }
+    unsafe { query(fd, id, RDMA_USER_CM_QUERY_PATH, Paths::default()) }
 }
 
 /// CONNECT. `fill` sets the parameters and the vendor options.
@@ -184,12 +185,11 @@ pub fn disconnect(fd: RawFd, id: u32) -> Result<()> {
     unsafe { issue(fd, RDMA_USER_CM_CMD_DISCONNECT, rdma_ucm_disconnect { id }, 0) }
 }
 
-/// INIT_QP_ATTR: reads the attributes for a QP's transition to `qp_state` into `answer`, which is
-/// zero.
-pub fn init_qp_attr(fd: RawFd, id: u32, qp_state: u32, answer: &mut ib_uverbs_qp_attr) -> Result<()> {
-    let body = rdma_ucm_init_qp_attr { response: response(answer), id, qp_state };
-    // SAFETY: the body fits the command, and the answer is writable during the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_INIT_QP_ATTR, body, size_of_val(answer)) }
+/// INIT_QP_ATTR: returns the attributes for a QP's transition to `qp_state`.
+pub fn init_qp_attr(fd: RawFd, id: u32, qp_state: u32) -> Result<ib_uverbs_qp_attr> {
+    let body = |response| rdma_ucm_init_qp_attr { response, id, qp_state };
+    // SAFETY: the body and the answer fit the command.
+    unsafe { ask(fd, RDMA_USER_CM_CMD_INIT_QP_ATTR, ib_uverbs_qp_attr::default(), body) }
 }
 
 /// NOTIFY: reports an asynchronous event of the QP.
@@ -235,11 +235,8 @@ pub unsafe fn join_ip_mcast(fd: RawFd, id: u32, uid: u64, addr: &SockAddr, handl
 
 /// LEAVE_MCAST. Returns the number of events that the kernel has reported for the membership.
 pub fn leave_mcast(fd: RawFd, handle: u32) -> Result<u32> {
-    let mut answer = rdma_ucm_destroy_id_resp::default();
-    let body = rdma_ucm_destroy_id { response: response(&raw mut answer), id: handle, ..Default::default() };
-    // SAFETY: the body fits the command, and the answer is writable during the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_LEAVE_MCAST, body, size_of_val(&answer))? };
-    Ok(answer.events_reported)
+    // SAFETY: the command has the structures of DESTROY_ID.
+    unsafe { end(fd, RDMA_USER_CM_CMD_LEAVE_MCAST, handle) }
 }
 
 /// GET_EVENT: waits for the next event, which the kernel writes to `answer`, which is zero. Fails
@@ -284,11 +281,10 @@ pub unsafe fn set_option(fd: RawFd, id: u32, level: u32, name: u32, value: *cons
 /// MIGRATE_ID: moves the id from channel `from` to channel `fd`. Returns the number of events that
 /// were reported on the old channel.
 pub fn migrate_id(fd: RawFd, id: u32, from: RawFd) -> Result<u32> {
-    let mut answer = rdma_ucm_migrate_resp::default();
-    let body = rdma_ucm_migrate_id { response: response(&raw mut answer), id, fd: from as u32 };
-    // SAFETY: the body fits the command, and the answer is writable during the call.
-    unsafe { issue(fd, RDMA_USER_CM_CMD_MIGRATE_ID, body, size_of_val(&answer))? };
-    Ok(answer.events_reported)
+    let body = |response| rdma_ucm_migrate_id { response, id, fd: from as u32 };
+    let answer = rdma_ucm_migrate_resp::default();
+    // SAFETY: the body and the answer fit the command.
+    unsafe { ask(fd, RDMA_USER_CM_CMD_MIGRATE_ID, answer, body) }.map(|answer| answer.events_reported)
 }
 
 /// The structures for addresses in commands.

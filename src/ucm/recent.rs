@@ -93,12 +93,8 @@ pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
     crate::os::alloc::try_copy(unsafe { std::slice::from_raw_parts(buffer.as_ptr().add(1).cast(), count) })
 }
 
-#[repr(C)]
-union EventParam {
-    arg: u64,
-    // The largest member of the kernel's union.
-    ud: rdma_ucm_ud_param,
-}
+/// Words of the parameters of an event.
+const EVENT_PARAM: usize = size_of::<rdma_ucm_ud_param>() / size_of::<u64>();
 
 #[repr(C)]
 struct WriteCmEvent {
@@ -106,14 +102,14 @@ struct WriteCmEvent {
     reserved: u32,
     event: u32,
     status: u32,
-    param: EventParam,
+    /// The kernel's union, whose largest member is `rdma_ucm_ud_param`.
+    param: [u64; EVENT_PARAM],
 }
 
 /// WRITE_CM_EVENT: queues an event with the program's value `arg` on the id's channel.
 pub fn write_cm_event(fd: RawFd, id: u32, event: u32, status: u32, arg: u64) -> Result<()> {
-    let mut param = EventParam { ud: rdma_ucm_ud_param::default() };
-    param.arg = arg;
-    let body = WriteCmEvent { id, reserved: 0, event, status, param };
+    let mut body = WriteCmEvent { id, reserved: 0, event, status, param: [0; EVENT_PARAM] };
+    body.param[0] = arg;
     // SAFETY: the body fits the command, and contains no addresses.
     unsafe { issue(fd, WRITE_CM_EVENT, body, 0) }
 }
