@@ -145,7 +145,7 @@ impl<'a> Client<'a> {
 
 /// Returns whether `error` means that the daemon closed the connection, perhaps by restarting.
 fn hung_up(error: Errno) -> bool {
-    matches!(error.get(), libc::EPIPE | libc::ECONNRESET)
+    matches!(error, Errno::EPIPE | Errno::ECONNRESET)
 }
 
 /// Reads the port number at the beginning of a file, if there is a valid one.

@@ -1,14 +1,17 @@
 //! Stream sockets with a deadline. No call blocks past the deadline or raises SIGPIPE, and exec
 //! closes the sockets.
 
-use std::mem::{size_of, zeroed};
+use std::fs;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use libc::{c_int, pollfd, sockaddr, sockaddr_in, sockaddr_un, socklen_t};
+use libc::{c_int, pollfd, sa_family_t, sockaddr_un, socklen_t};
 
 use crate::errno::{Errno, Result};
 use crate::os::event::Deadline;
+use crate::os::sockaddr::SockAddr;
 use crate::os::{event, library_fds};
 
 /// Returns the time left for poll(2) in milliseconds, rounded up so that poll(2) does not end too
@@ -22,41 +25,28 @@ fn poll_timeout(deadline: Deadline) -> Result<c_int> {
 
 /// Connects to a unix stream socket.
 pub fn connect_unix(path: &str, deadline: Deadline) -> Result<OwnedFd> {
-    // SAFETY: all zeros are a valid sockaddr_un.
-    let mut addr: sockaddr_un = unsafe { zeroed() };
-    let name = path.as_bytes();
-    if name.len() >= addr.sun_path.len() {
+    // Most machines have no daemon: this detects it with one system call instead of three.
+    if fs::metadata(path).is_err() {
+        return Err(Errno::ENOENT);
+    }
+    let mut addr = [0; size_of::<sockaddr_un>()];
+    let (family, name) = addr.split_at_mut(size_of::<sa_family_t>());
+    family.copy_from_slice(&(libc::AF_UNIX as sa_family_t).to_ne_bytes());
+    // A NUL follows the path.
+    if path.len() >= name.len() {
         return Err(Errno::EINVAL);
     }
-    addr.sun_family = libc::AF_UNIX as u16;
-    for (to, from) in addr.sun_path.iter_mut().zip(name) {
-        *to = *from as libc::c_char;
-    }
-    // Most machines have no daemon: access(2) detects this with one system call instead of three.
-    // SAFETY: the path ends in a NUL, because it is shorter than the array.
-    if unsafe { libc::access(addr.sun_path.as_ptr(), libc::F_OK) } < 0 {
-        return Err(Errno::last());
-    }
-    // SAFETY: `addr` is a sockaddr_un of the given length.
-    unsafe { connect(libc::AF_UNIX, (&raw const addr).cast(), size_of::<sockaddr_un>(), deadline) }
+    name[..path.len()].copy_from_slice(path.as_bytes());
+    connect(libc::AF_UNIX, &addr, deadline)
 }
 
 /// Connects to a TCP port of 127.0.0.1.
 pub fn connect_loopback(port: u16, deadline: Deadline) -> Result<OwnedFd> {
-    // SAFETY: all zeros are a valid sockaddr_in.
-    let mut addr: sockaddr_in = unsafe { zeroed() };
-    addr.sin_family = libc::AF_INET as u16;
-    addr.sin_port = port.to_be();
-    addr.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
-    // SAFETY: `addr` is a sockaddr_in of the given length.
-    unsafe { connect(libc::AF_INET, (&raw const addr).cast(), size_of::<sockaddr_in>(), deadline) }
+    connect(libc::AF_INET, SockAddr::from_inet(&(Ipv4Addr::LOCALHOST, port).into()).bytes(), deadline)
 }
 
 /// Opens a stream socket and connects it to `addr`.
-///
-/// # Safety
-/// `addr` points at `len` readable bytes.
-unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: Deadline) -> Result<OwnedFd> {
+fn connect(family: c_int, addr: &[u8], deadline: Deadline) -> Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let fd = library_fds::socket(family, kind, 0);
     if fd < 0 {
@@ -64,43 +54,39 @@ unsafe fn connect(family: c_int, addr: *const sockaddr, len: usize, deadline: De
     }
     // SAFETY: just opened, owned by no one else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: `addr` points at `len` readable bytes: guaranteed by the caller.
-    if unsafe { libc::connect(fd.as_raw_fd(), addr, len as socklen_t) } < 0 {
-        let error = Errno::last().get();
+    // SAFETY: `addr` is readable for its length.
+    if unsafe { libc::connect(fd.as_raw_fd(), addr.as_ptr().cast(), addr.len() as socklen_t) } < 0 {
         // After EINTR, too, TCP continues to connect in the background.
-        if error != libc::EINPROGRESS && error != libc::EINTR {
-            return Err(Errno::new(error));
+        match Errno::last() {
+            Errno::EINPROGRESS | Errno::EINTR => wait(&fd, libc::POLLOUT, deadline)?,
+            error => return Err(error),
         }
-        wait(&fd, libc::POLLOUT, deadline)?;
-        connected(&fd)?;
+        return connected(fd.into());
     }
     Ok(fd)
 }
 
-/// Returns the result of a connect() that continued in the background.
-fn connected(fd: &OwnedFd) -> Result<()> {
-    let mut error: c_int = 0;
-    let mut len = size_of::<c_int>() as socklen_t;
-    // SAFETY: `error` is writable, and `len` is its size.
-    let got = unsafe {
-        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &raw mut len)
-    };
-    match (got, error) {
-        (0, 0) => Ok(()),
-        (0, error) => Err(Errno::new(error)),
-        _ => Err(Errno::last()),
+/// Returns the socket, of any family, if a connect() that continued in the background succeeded.
+fn connected(socket: UnixStream) -> Result<OwnedFd> {
+    match socket.take_error() {
+        Ok(None) => Ok(socket.into()),
+        _ => Err(Errno::ECONNREFUSED),
     }
+}
+
+fn poll(fd: &OwnedFd, events: i16, timeout: c_int) -> c_int {
+    let mut poll = pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+    // SAFETY: `poll` is one pollfd, as the count says.
+    unsafe { libc::poll(&raw mut poll, 1, timeout) }
 }
 
 /// Waits for `events`, an error or the end of the stream. Fails with ETIMEDOUT at the deadline.
 fn wait(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
     loop {
-        let mut poll = pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
-        // SAFETY: `poll` is one pollfd, as the count says.
-        match unsafe { libc::poll(&raw mut poll, 1, poll_timeout(deadline)?) } {
+        match poll(fd, events, poll_timeout(deadline)?) {
             1.. => return Ok(()),
             0 => {} // poll_timeout() checks the deadline
-            _ if Errno::last().get() == libc::EINTR => {}
+            _ if Errno::last() == Errno::EINTR => {}
             _ => return Err(Errno::last()),
         }
     }
@@ -128,7 +114,7 @@ pub fn receive_exact(fd: &OwnedFd, buffer: &mut [u8], deadline: Deadline) -> Res
         // SAFETY: `rest` is writable for its length.
         let got = unsafe { libc::recv(fd.as_raw_fd(), rest.as_mut_ptr().cast(), rest.len(), libc::MSG_DONTWAIT) };
         match usize::try_from(got) {
-            Ok(0) => return Err(Errno::new(libc::EPIPE)),
+            Ok(0) => return Err(Errno::EPIPE),
             Ok(got) => filled += got,
             Err(_) => retry(fd, libc::POLLIN, deadline)?,
         }
@@ -138,9 +124,7 @@ pub fn receive_exact(fd: &OwnedFd, buffer: &mut [u8], deadline: Deadline) -> Res
 
 /// Returns whether there is input, an error or the end of the stream. An idle connection has none.
 pub fn has_input(fd: &OwnedFd) -> bool {
-    let mut poll = pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: `poll` is one pollfd, as the count says.
-    unsafe { libc::poll(&raw mut poll, 1, 0) != 0 }
+    poll(fd, libc::POLLIN, 0) != 0
 }
 
 /// Called after a system call failed. Returns `Ok` if the call should be repeated; after EAGAIN
@@ -148,15 +132,13 @@ pub fn has_input(fd: &OwnedFd) -> bool {
 fn retry(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
     match Errno::last() {
         Errno::EAGAIN => wait(fd, events, deadline),
-        error if error.get() == libc::EINTR => Ok(()),
+        Errno::EINTR => Ok(()),
         error => Err(error),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
-
     use super::*;
 
     const LONG: Duration = Duration::from_secs(600);

@@ -2,9 +2,8 @@
 
 use std::ffi::c_int;
 
-use super::channel::EventChannel;
 use super::device_registry::Limits;
-use super::event::{OwnedEvent, ack_cm_event, event_result, get_cm_event};
+use super::event::{OwnedEvent, ack_cm_event, event_result};
 use super::id::Id;
 use super::owned_id::{OwnedId, destroy_id};
 use super::params::{self, ConnParam};
@@ -131,10 +130,7 @@ pub fn get_request(listen: &Id) -> Result<OwnedId> {
     if !listen.is_sync() {
         return Err(Errno::EINVAL);
     }
-    listen.drop_event();
-    // SAFETY: a synchronous id owns its channel, which lives as long as the id.
-    let channel = unsafe { EventChannel::from_c(listen.channel()) }.ok_or(Errno::EINVAL)?;
-    let event = get_cm_event(channel)?;
+    let event = listen.next_event()?;
     let new = match id_of_request(&event) {
         Ok(new) => new,
         Err(error) => {
@@ -198,16 +194,12 @@ pub fn accept(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
 
 /// Implements rdma_reject(3): rejects the connection.
 pub fn reject(id: &Id, private_data: &[u8]) -> Result<()> {
-    reject_for(id, private_data, REASON_CONSUMER)
+    ucm::reject(id.fd(), id.handle(), REASON_CONSUMER, private_data)
 }
 
 /// Implements rdma_reject_ece(3): tells the peer that its ECE offer is the reason.
 pub fn reject_ece(id: &Id, private_data: &[u8]) -> Result<()> {
-    reject_for(id, private_data, REASON_VENDOR_OPTION)
-}
-
-fn reject_for(id: &Id, private_data: &[u8], reason: u8) -> Result<()> {
-    ucm::reject(id.fd(), id.handle(), reason, private_data)
+    ucm::reject(id.fd(), id.handle(), REASON_VENDOR_OPTION, private_data)
 }
 
 /// Implements rdma_notify(3): reports an asynchronous event of the QP to the kernel.

@@ -78,7 +78,7 @@ fn bad_event(id: &Id, event: &rdma_cm_event, rejected: bool) {
     if !diag::is_on() || event.event == RDMA_CM_EVENT_USER as u32 {
         return;
     }
-    let private_data = if rejected && !id.is_ud() {
+    let private_data = (rejected && !id.is_ud()).then(|| {
         // SAFETY: an event of a connected id has `conn` parameters, and private data of the length
         // in them.
         unsafe {
@@ -86,16 +86,14 @@ fn bad_event(id: &Id, event: &rdma_cm_event, rejected: bool) {
             NonNull::new(conn.private_data.cast_mut().cast::<u8>())
                 .map(|data| slice::from_raw_parts(data.as_ptr(), usize::from(conn.private_data_len)))
         }
-    } else {
-        None
-    };
+    });
     let bad = BadEvent {
         id: id.as_c(),
         kind: event.event,
         name: event_str(event.event).to_str().unwrap_or_default(),
         status: event.status,
         iwarp: id.transport() == Some(IBV_TRANSPORT_IWARP),
-        private_data: private_data.unwrap_or_default(),
+        private_data: private_data.flatten().unwrap_or_default(),
     };
     diag::bad_event(&bad, &endpoints(id));
 }

@@ -111,10 +111,7 @@ pub fn resolve_addrinfo(id: &Id, node: Option<&CStr>, service: Option<&CStr>, hi
         }
         None => getaddrinfo(node, service, hints).map_err(GaiError::to_errno).and_then(|list| announce(id, list)),
     };
-    if started.is_err() {
-        id.state().search.fail();
-    }
-    started?;
+    started.inspect_err(|_| service_failed(id))?;
     operation.complete()
 }
 
@@ -132,18 +129,9 @@ pub(super) fn service_resolved(id: &Id) -> Result<()> {
         // The id is one of ask_port(), which fetches the records itself.
         return Ok(());
     }
-    let found = fetch(id);
-    let mut state = id.state();
-    match found {
-        Ok(list) => {
-            state.search.finish(list);
-            Ok(())
-        }
-        Err(error) => {
-            state.search.fail();
-            Err(error)
-        }
-    }
+    let list = fetch(id).inspect_err(|_| service_failed(id))?;
+    id.state().search.finish(list);
+    Ok(())
 }
 
 fn fetch(id: &Id) -> Result<List> {
@@ -153,7 +141,7 @@ fn fetch(id: &Id) -> Result<List> {
     if list.is_empty() { Err(Errno::ENOENT) } else { Ok(list) }
 }
 
-/// Handles ADDRINFO_ERROR from the kernel.
+/// Handles ADDRINFO_ERROR from the kernel, and failures here: another look-up may start.
 pub(super) fn service_failed(id: &Id) {
     id.state().search.fail();
 }

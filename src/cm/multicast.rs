@@ -25,14 +25,9 @@ impl Group {
         unsafe { self.id.as_ref() }
     }
 
-    /// Returns the program's context.
-    pub(super) fn context(&self) -> *const c_void {
-        self.context
-    }
-
-    /// Returns whether the kernel has joined the group and assigned a handle.
-    fn is_known_to_kernel(&self) -> bool {
-        self.handle.load(Ordering::Relaxed) != NO_HANDLE
+    /// Returns the kernel's handle, or [`NO_HANDLE`] before the kernel has joined the group.
+    fn handle(&self) -> u32 {
+        self.handle.load(Ordering::Relaxed)
     }
 
     /// Attaches the id's QP, if there is one, to the group at `address`, which the kernel has
@@ -48,11 +43,6 @@ impl Group {
             *self.attached.lock() = Some((gid, lid));
         }
         Ok(())
-    }
-
-    fn detach(&self) {
-        let place = self.attached.lock().take();
-        place.into_iter().for_each(|place| detach(self.id(), place));
     }
 }
 
@@ -175,7 +165,7 @@ fn drop_failed(id: &Id, address: *const Group) {
     }
     let Some(group) = remove(id, address) else { return };
     // The kernel drops the unread events of the membership.
-    if ucm::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)).is_err() {
+    if ucm::leave_mcast(id.fd(), group.handle()).is_err() {
         keep(id, group);
         return;
     }
@@ -198,9 +188,9 @@ pub fn leave_multicast(id: &Id, addr: &SockAddr) -> Result<()> {
     // Skip a membership that another thread is adding: if the kernel rejects the join, that thread
     // has to find the membership in the list. The kernel assigns the handle when the join cannot
     // fail any more.
-    let matches = |group: &Group| group.is_known_to_kernel() && group.addr.bytes() == addr.bytes();
+    let matches = |group: &Group| group.handle() != NO_HANDLE && group.addr.bytes() == addr.bytes();
     let group = take(id, matches).ok_or(Errno::EADDRNOTAVAIL)?;
-    match ucm::leave_mcast(id.fd(), group.handle.load(Ordering::Relaxed)) {
+    match ucm::leave_mcast(id.fd(), group.handle()) {
         Ok(reported) => {
             if id.is_sync() {
                 // The id may keep the event of the join, which the program does not acknowledge.
@@ -209,7 +199,8 @@ pub fn leave_multicast(id: &Id, addr: &SockAddr) -> Result<()> {
             group.completed.wait_for(reported);
             // Detach only now: until the join event is acknowledged, another thread may be
             // attaching the QP to the group.
-            group.detach();
+            let place = group.attached.lock().take();
+            place.into_iter().for_each(|place| detach(id, place));
             Ok(())
         }
         Err(error) => {

@@ -148,12 +148,15 @@ fn start(id: &Id, qp: &Qp) -> Result<()> {
     if id.is_ud() { start_datagrams(id, qp) } else { to_first_state(id, qp, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS) }
 }
 
-/// Moves the QP to INIT. `extra` is for [`own_attributes`].
+/// Moves the QP to INIT. `extra` is for [`init_attributes`].
 fn to_first_state(id: &Id, qp: &Qp, extra: ibv_qp_attr_mask) -> Result<()> {
-    if kernel_knows_init()? {
+    // With ABI 3 the kernel has no attributes for INIT until a connection is under way.
+    if library()?.node.abi != 3 {
         return to_init(id, qp);
     }
-    let (mut attr, mask) = own_attributes(id, extra)?;
+    // SAFETY: the registry keeps the device of an id open.
+    let pkey_index = unsafe { verbs::pkey_index(id.device_context()?, id.port_num(), id.pkey()) };
+    let (mut attr, mask) = init_attributes(id.port_num(), pkey_index.map_err(|_| Errno::EINVAL)?, extra);
     qp.modify(&mut attr, mask)
 }
 
@@ -161,12 +164,6 @@ fn to_init(id: &Id, qp: &Qp) -> Result<()> {
     let mut attr = state_only(ibv_qp_state::IBV_QPS_INIT);
     let mask = init_qp_attr(id, &mut attr)?;
     qp.modify(&mut attr, mask)
-}
-
-/// Returns whether the kernel has attributes for INIT. With ABI 3 it has none until a connection is
-/// under way.
-fn kernel_knows_init() -> Result<bool> {
-    Ok(library()?.node.abi != 3)
 }
 
 fn start_datagrams(id: &Id, qp: &Qp) -> Result<()> {
@@ -185,13 +182,6 @@ fn after_init_of_datagrams() -> [(u32, ibv_qp_attr_mask); 2] {
 
 /// Returns the attributes for INIT, for kernels that do not provide them. `extra` is the attribute
 /// that only QPs of this type have.
-fn own_attributes(id: &Id, extra: ibv_qp_attr_mask) -> Result<(ibv_qp_attr, c_int)> {
-    // SAFETY: the registry keeps the device of an id open.
-    let pkey_index = unsafe { verbs::pkey_index(id.device_context()?, id.port_num(), id.pkey()) };
-    let pkey_index = pkey_index.map_err(|_| Errno::EINVAL)?;
-    Ok(init_attributes(id.port_num(), pkey_index, extra))
-}
-
 fn init_attributes(port_num: u8, pkey_index: u16, extra: ibv_qp_attr_mask) -> (ibv_qp_attr, c_int) {
     let attr = ibv_qp_attr { pkey_index, port_num, qkey: RDMA_UDP_QKEY, ..state_only(ibv_qp_state::IBV_QPS_INIT) };
     let mask =

@@ -130,14 +130,11 @@ pub unsafe fn bytes<'a>(start: *const c_void, len: usize) -> &'a [u8] {
 /// # Safety
 /// `addr` is NULL, or readable for `len` bytes, up to [`MAX_ADDR`], that are unchanged during `'a`.
 unsafe fn address_of_len<'a>(addr: *const sockaddr, len: socklen_t) -> Result<&'a [u8]> {
-    if addr.is_null() {
-        return Ok(&[]);
+    if !addr.is_null() && len as usize > MAX_ADDR {
+        return Err(Errno::EINVAL);
     }
-    match len as usize {
-        // SAFETY: `len` bytes, at most [`MAX_ADDR`], are readable: guaranteed by the caller.
-        len @ ..=MAX_ADDR => Ok(unsafe { bytes(addr.cast(), len) }),
-        _ => Err(Errno::EINVAL),
-    }
+    // SAFETY: NULL, or `len` bytes are readable: guaranteed by the caller.
+    Ok(unsafe { bytes(addr.cast(), len as usize) })
 }
 
 /// Maximum number of buffers of one call (IOV_MAX of limits.h).

@@ -124,7 +124,9 @@ fn with_path(env: &dyn Env, mut entry: Entry, hints: Option<&Hints<'_>>) -> Resu
     let flags = hints.map_or(0, |hints| hints.flags);
     let mut list = List::default();
     if flags & RAI_PASSIVE == 0 {
-        let query = query(&entry, flags, hints.and_then(|hints| hints.path()));
+        let path = hints.and_then(|hints| hints.path());
+        let no_delay = flags & (RAI_NUMERICHOST | RAI_NOROUTE) != 0;
+        let query = Query { src: addr(&entry.src), dst: addr(&entry.dst), path, no_delay };
         if let Some(answer) = env.ask_acm(&query)
             && let Some(front) = apply(&mut entry, &answer, flags, env.af_ib())?
         {
@@ -194,12 +196,6 @@ impl Hints<'_> {
 
 /// RAI_* flag that rdma-core uses internally: no AF_IB entry is added.
 const ROUTE_ONLY: u32 = 0x0100_0000;
-
-/// Builds the query to ibacm for `entry`.
-pub fn query(entry: &Entry, flags: u32, path: Option<[u8; PATH_RECORD_LEN]>) -> Query {
-    let no_delay = flags & (RAI_NUMERICHOST | RAI_NOROUTE) != 0;
-    Query { src: addr(&entry.src), dst: addr(&entry.dst), path, no_delay }
-}
 
 /// Adds ibacm's answer to `entry`. Returns the AF_IB entry to put in front of `entry`, if there is
 /// a path and the kernel supports AF_IB.
@@ -277,13 +273,11 @@ pub enum Pending {
 impl Pending {
     /// Starts a look-up. Fails with `EBUSY` if one is in progress, or its result was not taken.
     pub fn begin(&mut self) -> Result<()> {
-        match self {
-            Pending::Idle => {
-                *self = Pending::Started;
-                Ok(())
-            }
-            Pending::Started | Pending::Ready(_) => Err(Errno::EBUSY),
+        if !matches!(self, Pending::Idle) {
+            return Err(Errno::EBUSY);
         }
+        *self = Pending::Started;
+        Ok(())
     }
 
     /// Stores the result of the look-up, or frees `list` if no look-up is in progress.

@@ -157,7 +157,7 @@ fn membership(kind: rdma_cm_event_type, group: Option<&Group>, event: &mut Event
     // SAFETY: `decode` wrote this member: only datagram ids have groups, because the kernel rejects
     // joins of other ids.
     let ud = unsafe { &mut event.public.param.ud };
-    ud.private_data = group.context();
+    ud.private_data = group.context;
     if kind == RDMA_CM_EVENT_MULTICAST_JOIN {
         let _qp = group.id().keep_qp();
         let joined = group.joined(&ud.ah_attr);

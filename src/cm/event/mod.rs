@@ -249,13 +249,18 @@ impl Id {
     /// Waits for the event of a synchronous id, keeps it in the field `event`, and converts its
     /// status to an errno.
     fn wait_for_event(&self) -> Result<()> {
-        self.drop_event();
-        // SAFETY: a synchronous id owns its channel, which lives as long as the id.
-        let channel = unsafe { EventChannel::from_c(self.channel()) }.ok_or(Errno::EINVAL)?;
-        let event = get_cm_event(channel)?;
+        let event = self.next_event()?;
         let result = event_result(event.public());
         self.set_event(event.into_c());
         result
+    }
+
+    /// Waits for the next event of a synchronous id, instead of the event that it keeps.
+    pub(super) fn next_event(&self) -> Result<OwnedEvent> {
+        self.drop_event();
+        // SAFETY: a synchronous id owns its channel, which lives as long as the id.
+        let channel = unsafe { EventChannel::from_c(self.channel()) }.ok_or(Errno::EINVAL)?;
+        get_cm_event(channel)
     }
 
     /// Acknowledges the event of the last synchronous call.
