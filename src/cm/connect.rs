@@ -73,15 +73,11 @@ fn check_resources(id: &Id, param: Option<ConnParam<'_>>, limits: Option<Limits>
         return if id.qp().is_null() { Err(Errno::EINVAL) } else { Ok(()) };
     };
     let over = |number: u8, maximum: u8| u32::from(number) != RDMA_MAX_RESP_RES && number > maximum;
-    match limits {
-        Some(limits)
-            if over(param.responder_resources, limits.responder_resources)
-                || over(param.initiator_depth, limits.initiator_depth) =>
-        {
-            Err(Errno::EINVAL)
-        }
-        _ => Ok(()),
-    }
+    let is_over = limits.is_some_and(|limits| {
+        over(param.responder_resources, limits.responder_resources)
+            || over(param.initiator_depth, limits.initiator_depth)
+    });
+    if is_over { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 /// Completes a connection on the active side after the peer's reply: moves the QP to RTS, then

@@ -392,10 +392,7 @@ fn clamp(maximum: c_int) -> u8 {
 /// A NULL-terminated array of device contexts, which are released when the value is dropped:
 /// rdma_free_devices(3).
 #[derive(Debug)]
-pub struct DeviceContexts {
-    array: NonNull<*mut ibv_context>,
-    len: usize,
-}
+pub struct DeviceContexts(NonNull<*mut ibv_context>);
 
 impl DeviceContexts {
     /// Takes back an array from [`into_c`](Self::into_c). Returns `None` for NULL.
@@ -404,23 +401,22 @@ impl DeviceContexts {
     /// `array` is NULL or from `into_c`. Nothing uses the array from now on, nor a context for
     /// which the array is the only use.
     pub unsafe fn from_c(array: *mut *mut ibv_context) -> Option<DeviceContexts> {
-        let array = NonNull::new(array)?;
-        let mut len = 0;
-        // SAFETY: `new` made the array and put a NULL after the last context.
-        while !unsafe { array.add(len).read() }.is_null() {
-            len += 1;
-        }
-        Some(DeviceContexts { array, len })
+        NonNull::new(array).map(DeviceContexts)
     }
 
     /// Hands the array over to the program.
     pub fn into_c(self) -> NonNull<*mut ibv_context> {
-        ManuallyDrop::new(self).array
+        ManuallyDrop::new(self).0
+    }
+
+    fn contexts(&self) -> impl Iterator<Item = NonNull<ibv_context>> {
+        // SAFETY: `new` made the array and put a NULL after the last context.
+        (0..).map_while(|index| NonNull::new(unsafe { self.0.add(index).read() }))
     }
 
     /// Returns the number of devices.
     pub fn count(&self) -> usize {
-        self.len
+        self.contexts().count()
     }
 
     /// Takes over the contexts from [`hold_all`]. Releases them on failure.
@@ -435,20 +431,15 @@ impl DeviceContexts {
             // SAFETY: the array has one element more than there are contexts.
             unsafe { array.add(index).write(context.as_ptr()) };
         }
-        Ok(DeviceContexts { array, len: contexts.len() })
+        Ok(DeviceContexts(array))
     }
 }
 
 impl Drop for DeviceContexts {
     fn drop(&mut self) {
-        for index in 0..self.len {
-            // SAFETY: the array has `len` contexts.
-            if let Some(context) = NonNull::new(unsafe { self.array.add(index).read() }) {
-                release_held(context);
-            }
-        }
+        self.contexts().for_each(release_held);
         // SAFETY: from calloc() in `new`.
-        unsafe { libc::free(self.array.as_ptr().cast()) };
+        unsafe { libc::free(self.0.as_ptr().cast()) };
     }
 }
 

@@ -3,11 +3,12 @@
 use once_cell::race::{OnceBool, OnceBox};
 
 use super::{device_registry, global};
+use crate::acm::addr::{ib, with_port};
 use crate::errno::{Errno, Result};
-use crate::ffi::{RDMA_IB_IP_PS_MASK, RDMA_IB_IP_PS_TCP, rdma_port_space};
+use crate::ffi::rdma_port_space;
 use crate::os::alloc::try_box;
 use crate::os::cancel::in_call;
-use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb};
+use crate::os::sockaddr::SockAddr;
 use crate::ucm::chardev::RdmaCm;
 use crate::{ucm, verbs};
 use std::os::fd::{AsRawFd, RawFd};
@@ -90,18 +91,13 @@ pub fn need_devices() -> Result<()> {
 /// Tests AF_IB: binds a temporary id to the wildcard AF_IB address of the TCP port space.
 fn probe_af_ib(channel: RawFd) -> Result<bool> {
     let id = ucm::create_id(channel, 0, rdma_port_space::RDMA_PS_IB as u16, verbs::ibv_qp_type::IBV_QPT_RC as u8)?;
-    let wildcard = SockaddrIb {
-        family: AF_IB as u16,
-        sid: RDMA_IB_IP_PS_TCP.to_be(),
-        sid_mask: RDMA_IB_IP_PS_MASK.to_be(),
-        ..Default::default()
-    };
+    let wildcard = with_port(ib([0; 16], 0), rdma_port_space::RDMA_PS_TCP as u16, 0);
     let bound = ucm::bind(channel, id, &SockAddr::from_ib(&wildcard));
     ucm::destroy_id(channel, id)?;
     match bound {
         Ok(()) => Ok(true),
         // A transient error says nothing about the kernel.
-        Err(error) if error == Errno::ENOMEM || error.get() == libc::EINTR => Err(error),
+        Err(error @ (Errno::ENOMEM | Errno::EINTR)) => Err(error),
         Err(_) => Ok(false),
     }
 }

@@ -105,33 +105,26 @@ fn create_with_cqs(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) 
     }
     // libibverbs would dereference the NULL of a missing CQ.
     let qp = if lacks_cq(attr) { Err(Errno::EINVAL) } else { create_started(id, attributes) };
-    match qp {
-        Ok(qp) => {
-            id.set_pd(qp.pd());
-            id.set_qp(qp.as_c());
-            Ok(())
-        }
-        Err(error) => {
-            destroy_cqs(id, created);
-            // Restore the program's structure: it must not refer to the destroyed CQs.
-            let attr = attributes.get();
-            (attr.send_cq, attr.recv_cq, attr.srq) = given;
-            Err(error)
-        }
-    }
+    let qp = qp.inspect_err(|_| {
+        destroy_cqs(id, created);
+        // Restore the program's structure: it must not refer to the destroyed CQs.
+        let attr = attributes.get();
+        (attr.send_cq, attr.recv_cq, attr.srq) = given;
+    })?;
+    id.set_pd(qp.pd());
+    id.set_qp(qp.as_c());
+    Ok(())
 }
 
 /// Creates a QP and moves it to the state in which its type starts.
 fn create_started(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<Qp> {
     // SAFETY: the registry keeps the device of an id open, and the objects in an `InitAttr` are live.
     let qp = unsafe { Qp::new(verbs::create_qp_ex(id.device_context()?, attributes.get())?) };
-    match start(id, &qp) {
-        Ok(()) => Ok(qp),
-        Err(error) => {
-            qp.destroy();
-            Err(error)
-        }
+    if let Err(error) = start(id, &qp) {
+        qp.destroy();
+        return Err(error);
     }
+    Ok(qp)
 }
 
 /// Returns whether a CQ is missing that a QP of this type needs. XRC senders do not receive, and
@@ -411,22 +404,17 @@ pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex
     let given = (attr.cq, attr.comp_mask);
     let created = if attr.srq_type == IBV_SRQT_XRC { add_xrc_objects(id, attr)? } else { CreatedCqs::default() };
     // SAFETY: the registry keeps the device of an id open, and the objects in an `InitAttr` are live.
-    match unsafe { verbs::create_srq_ex(context, attributes.get()) } {
-        Ok(srq) => {
-            if id.pd().is_null() {
-                id.set_pd(attributes.get().pd);
-            }
-            id.set_srq(srq.as_ptr());
-            Ok(())
-        }
-        Err(error) => {
-            destroy_cqs(id, created);
-            // Restore the program's structure: it must not refer to a destroyed CQ.
-            let attr = attributes.get();
-            (attr.cq, attr.comp_mask) = given;
-            Err(error)
-        }
+    let srq = unsafe { verbs::create_srq_ex(context, attributes.get()) }.inspect_err(|_| {
+        destroy_cqs(id, created);
+        // Restore the program's structure: it must not refer to a destroyed CQ.
+        let attr = attributes.get();
+        (attr.cq, attr.comp_mask) = given;
+    })?;
+    if id.pd().is_null() {
+        id.set_pd(attributes.get().pd);
     }
+    id.set_srq(srq.as_ptr());
+    Ok(())
 }
 
 /// Adds the XRC domain and the CQ that an XRC SRQ needs, unless the program provides them.

@@ -5,7 +5,7 @@ use std::mem::zeroed;
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use libc::{AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_STREAM, addrinfo};
+use libc::{AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_STREAM, addrinfo, sockaddr};
 
 use crate::acm::addr::{DEFAULT_PKEY, array, ib, with_port};
 use crate::cm::addrinfo::list::Entry;
@@ -29,7 +29,8 @@ pub fn entry(
     hints: Option<&Hints>,
 ) -> std::result::Result<Entry, GaiError> {
     let found = resolve(node, service, hints.map(question)).map_err(GaiError::Gai)?;
-    Ok(from_found(&found.first(), hints)?)
+    let (info, addr) = found.first();
+    Ok(from_found(info, addr, hints)?)
 }
 
 /// Returns whether the hints declare the node to be a numeric GID.
@@ -64,16 +65,16 @@ fn question(hints: &Hints) -> addrinfo {
 }
 
 /// Makes an entry from the first result. RAI_PASSIVE is the only flag that the entry may have.
-fn from_found(first: &First<'_>, hints: Option<&Hints>) -> Result<Entry> {
-    let (qp_type, port_space) = types(first, hints);
-    let mut entry = Entry { family: family_of(first.addr), qp_type, port_space, ..Entry::default() };
-    let gid = hints.filter(|hints| is_gid(hints)).and_then(|_| gid_address(first.addr, port_space));
+fn from_found(info: &addrinfo, addr: &[u8], hints: Option<&Hints>) -> Result<Entry> {
+    let (qp_type, port_space) = types(info, hints);
+    let mut entry = Entry { family: family_of(addr), qp_type, port_space, ..Entry::default() };
+    let gid = hints.filter(|hints| is_gid(hints)).and_then(|_| gid_address(addr, port_space));
     let addr = match &gid {
         Some(gid) => {
             entry.family = AF_IB;
             CBytes::copy(gid.bytes())?
         }
-        None => CBytes::copy(first.addr)?,
+        None => CBytes::copy(addr)?,
     };
     if hints.is_some_and(|hints| hints.has(RAI_PASSIVE)) {
         (entry.flags, entry.src) = (RAI_PASSIVE as c_int, addr);
@@ -85,14 +86,14 @@ fn from_found(first: &First<'_>, hints: Option<&Hints>) -> Result<Entry> {
 
 /// Returns the QP type and port space of the hints. A type or port space of 0 is replaced by the
 /// one that matches the socket type or protocol of the result.
-fn types(first: &First<'_>, hints: Option<&Hints>) -> (c_int, c_int) {
+fn types(info: &addrinfo, hints: Option<&Hints>) -> (c_int, c_int) {
     let (qp_type, port_space) = hints.map_or((0, 0), |hints| (hints.qp_type, hints.port_space));
-    let qp_type = match (qp_type, first.socktype) {
+    let qp_type = match (qp_type, info.ai_socktype) {
         (0, SOCK_STREAM) => IBV_QPT_RC as c_int,
         (0, SOCK_DGRAM) => IBV_QPT_UD as c_int,
         (given, _) => given,
     };
-    let port_space = match (port_space, first.protocol) {
+    let port_space = match (port_space, info.ai_protocol) {
         (0, IPPROTO_TCP) => TCP,
         (0, IPPROTO_UDP) => UDP,
         (given, _) => given,
@@ -119,17 +120,6 @@ fn gid_address(addr: &[u8], port_space: c_int) -> Option<SockAddr> {
 /// The results of getaddrinfo(3), at least one; freed when dropped.
 pub struct Found(NonNull<addrinfo>);
 
-/// The first result.
-#[derive(Clone, Copy, Debug)]
-pub struct First<'a> {
-    /// SOCK_* type.
-    pub socktype: c_int,
-    /// IPPROTO_* protocol.
-    pub protocol: c_int,
-    /// The address, a `sockaddr`.
-    pub addr: &'a [u8],
-}
-
 /// Calls getaddrinfo(3). The error is its EAI_* code, and `errno` is left as getaddrinfo(3) set it.
 ///
 /// Without `question` getaddrinfo(3) uses AI_V4MAPPED and AI_ADDRCONFIG, so that a host without
@@ -153,17 +143,13 @@ pub fn resolve(
 }
 
 impl Found {
-    /// Returns the first result.
-    pub fn first(&self) -> First<'_> {
-        // SAFETY: getaddrinfo()'s list lives until drop, its addresses are `ai_addrlen` bytes, its
-        // names C strings.
+    /// Returns the first result and its address, a `sockaddr`.
+    fn first(&self) -> (&addrinfo, &[u8]) {
+        // SAFETY: getaddrinfo()'s list lives until drop, and its addresses are `ai_addrlen` bytes.
         unsafe {
             let info = self.0.as_ref();
-            let addr = match NonNull::new(info.ai_addr) {
-                Some(addr) => slice::from_raw_parts(addr.as_ptr().cast(), info.ai_addrlen as usize),
-                None => &[],
-            };
-            First { socktype: info.ai_socktype, protocol: info.ai_protocol, addr }
+            let bytes = |addr: NonNull<sockaddr>| slice::from_raw_parts(addr.as_ptr().cast(), info.ai_addrlen as usize);
+            (info, NonNull::new(info.ai_addr).map_or(&[], bytes))
         }
     }
 }
@@ -186,9 +172,9 @@ mod tests {
     #[test]
     fn first_of_several() {
         let found = resolve(Some(c"127.0.0.1"), Some(c"7174"), numeric(0)).ok().unwrap();
-        let first = found.first();
-        assert_eq!((first.socktype, first.protocol), (libc::SOCK_STREAM, libc::IPPROTO_TCP));
-        assert_eq!(first.addr, [2, 0, 0x1C, 6, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let (first, addr) = found.first();
+        assert_eq!((first.ai_socktype, first.ai_protocol), (libc::SOCK_STREAM, libc::IPPROTO_TCP));
+        assert_eq!(addr, [2, 0, 0x1C, 6, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
