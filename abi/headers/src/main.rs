@@ -30,14 +30,7 @@ const HEADERS: [Header; 2] = [
         name: "rdma_cma.h",
         guard: "RDMA_CMA_H",
         includes: &["netinet/in.h", "sys/socket.h", "infiniband/verbs.h", "infiniband/sa.h"],
-        sources: &[
-            "src/ffi/cma.rs",
-            "abi/rdmacm/src/cma_channel.rs",
-            "abi/rdmacm/src/cma_id.rs",
-            "abi/rdmacm/src/cma_connect.rs",
-            "abi/rdmacm/src/cma_qp.rs",
-            "abi/rdmacm/src/cma_addrinfo.rs",
-        ],
+        sources: &["src/ffi/cma.rs", "abi/rdmacm/src/cma.rs"],
         inlines: include_str!("rdma_cma_inline.h"),
     },
     Header {

@@ -1,7 +1,7 @@
 //! The C entry points of librdmacm.so.1.
 //!
 //! Each exported function is a shim: it checks the pointers that may not be NULL, calls the core,
-//! and reports the outcome the C way (-1 or NULL, and `errno`). The comments of the functions are
+//! and reports the outcome the C way (-1 or NULL, and `errno`).
 //! C programmers read the comments of the exported functions, because cbindgen generates
 //! `include/rdma/*.h` from these files. The exports are listed in `symbols.map`.
 //!
@@ -14,14 +14,10 @@
 //! not undefined behaviour.
 
 mod args;
-mod cma_addrinfo;
-mod cma_channel;
-mod cma_connect;
-mod cma_id;
-mod cma_qp;
-mod cma_srq;
+mod cma;
 mod report;
 mod rsocket;
+mod verbs;
 
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
