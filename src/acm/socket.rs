@@ -132,7 +132,7 @@ pub fn has_input(fd: &OwnedFd) -> bool {
 fn retry(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
     match Errno::last() {
         Errno::EAGAIN => wait(fd, events, deadline),
-        Errno::EINTR => Ok(()),
+        error if error == Errno::EINTR => Ok(()),
         error => Err(error),
     }
 }

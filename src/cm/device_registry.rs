@@ -12,7 +12,7 @@ use std::ffi::c_int;
 use std::mem::{ManuallyDrop, size_of};
 use std::ptr::NonNull;
 
-use super::global::{self, GlobalLock, Guard};
+use super::global::{self, GlobalLock};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_push;
 use crate::os::cancel::in_call;
@@ -29,9 +29,6 @@ pub struct Registry {
     slots: Vec<Option<Open>>,
     /// The device list that [`cache_list`] or [`acquire`] has obtained last.
     listed: Option<DeviceList>,
-    /// The process that took the lock last. Devices that were opened before a fork() belong to the
-    /// parent: the kernel refuses them to the child.
-    process: Owner,
 }
 
 struct Open {
@@ -47,6 +44,7 @@ struct Open {
     uses: usize,
     /// Whether the device was removed from the machine.
     gone: bool,
+    /// The process that opened the device: the kernel refuses it to a child.
     owner: Owner,
 }
 
@@ -81,13 +79,6 @@ pub struct Bound {
 // SAFETY: the pointers are libibverbs objects, which any thread may use.
 unsafe impl Send for Bound {}
 
-/// Locks the registry. fork() waits for the lock.
-pub fn lock() -> Guard<'static, Registry> {
-    let mut registry = REGISTRY.lock();
-    registry.process = Owner::this_process();
-    registry
-}
-
 /// Keeps `list` for the first device that is opened. Drops `list` if a thread holds the lock,
 /// because the caller must not wait (library.rs).
 pub fn cache_list(list: DeviceList) {
@@ -99,7 +90,7 @@ pub fn cache_list(list: DeviceList) {
 /// Binds an id to the device that the kernel named by node GUID (network byte order) and index.
 /// Opens the device if necessary.
 pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
-    let mut registry = lock();
+    let mut registry = REGISTRY.lock();
     let slot = match registry.find(guid, index) {
         Some(slot) => slot,
         None => in_call(|| registry.open_named(guid, index).map_err(|error| lack().unwrap_or(unavailable(error))))?,
@@ -116,19 +107,19 @@ pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
 
 /// Adds another use of a device to which an id is bound. [`release`] ends it, too.
 pub fn share(bound: &Bound) -> Result<Bound> {
-    let mut registry = lock();
+    let mut registry = REGISTRY.lock();
     registry.device(bound.slot)?.uses += 1;
     Ok(*bound)
 }
 
 /// Ends a use of the device. Frees the PD and the XRC domain if there are no more uses.
 pub fn release(bound: Bound) {
-    lock().end_use(bound.slot);
+    REGISTRY.lock().end_use(bound.slot);
 }
 
 /// Returns the XRC domain that all ids on the device share.
 pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
-    let mut registry = lock();
+    let mut registry = REGISTRY.lock();
     let device = registry.device(bound.slot)?;
     match device.xrcd {
         Some(xrcd) => Ok(xrcd),
@@ -142,13 +133,13 @@ pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
 /// device meanwhile.
 pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
     let index = usize::from(port);
-    if let Some(known) = lock().device(bound.slot)?.infiniband[index] {
+    if let Some(known) = REGISTRY.lock().device(bound.slot)?.infiniband[index] {
         return Ok(known);
     }
     // SAFETY: the device of an id that is bound to it is open.
     let attr = unsafe { verbs::query_port(bound.context, port)? };
     let infiniband = u32::from(attr.link_layer) == verbs::IBV_LINK_LAYER_INFINIBAND;
-    lock().device(bound.slot)?.infiniband[index] = Some(infiniband);
+    REGISTRY.lock().device(bound.slot)?.infiniband[index] = Some(infiniband);
     Ok(infiniband)
 }
 
@@ -156,7 +147,7 @@ pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
 /// cannot be opened is left out, unless opening it fails with an error for which `ends` returns
 /// true. Fails with `ENODEV` if there are no devices.
 pub fn hold_all(ends: impl Fn(Errno) -> bool) -> Result<Vec<NonNull<ibv_context>>> {
-    let mut registry = lock();
+    let mut registry = REGISTRY.lock();
     let list = DeviceList::new().map_err(|error| lack().filter(|&lack| ends(lack)).unwrap_or(error))?;
     if list.devices().is_empty() {
         return Err(Errno::ENODEV);
@@ -189,7 +180,7 @@ pub fn hold_all(ends: impl Fn(Errno) -> bool) -> Result<Vec<NonNull<ibv_context>
 
 /// Releases one context of [`hold_all`].
 pub fn release_held(context: NonNull<ibv_context>) {
-    let mut registry = lock();
+    let mut registry = REGISTRY.lock();
     let held = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.context == context && open.uses > 0);
     if let Some(slot) = registry.slots.iter().position(held) {
         registry.end_use(slot);
@@ -198,7 +189,7 @@ pub fn release_held(context: NonNull<ibv_context>) {
 
 impl Registry {
     pub(super) const fn new() -> Registry {
-        Registry { slots: Vec::new(), listed: None, process: Owner::FIRST_PROCESS }
+        Registry { slots: Vec::new(), listed: None }
     }
 
     /// Returns the open device in a slot. Fails with `ENODEV` if the slot is empty.
@@ -215,7 +206,7 @@ impl Registry {
 
     /// Returns the slot of an open device of this process.
     fn find(&self, guid: u64, index: Option<u32>) -> Option<usize> {
-        let is_it = |open: &Open| !open.gone && open.owner == self.process && open.identity.matches(guid, index);
+        let is_it = |open: &Open| !open.gone && open.owner.is_this_process() && open.identity.matches(guid, index);
         self.slots.iter().position(|slot| slot.as_ref().is_some_and(is_it))
     }
 
@@ -275,7 +266,7 @@ impl Registry {
             context,
             limits,
             infiniband: [None; 256],
-            owner: self.process,
+            owner: Owner::this_process(),
             pd: None,
             xrcd: None,
             uses: 0,
@@ -303,8 +294,8 @@ impl Registry {
     /// Frees the PD and the XRC domain of a device without uses, and closes it if it was removed from
     /// the machine. A device that the parent process opened is for the parent to close.
     fn free_unused(&mut self, slot: usize) {
-        let process = self.process;
-        let Some(open) = self.device(slot).ok().filter(|open| open.uses == 0 && open.owner == process) else { return };
+        let is_unused = |open: &&mut Open| open.uses == 0 && open.owner.is_this_process();
+        let Some(open) = self.device(slot).ok().filter(is_unused) else { return };
         // SAFETY: nothing in the library uses the PD, the XRC domain or the context any more, and a
         // program destroys its objects on them before its last id and its last list.
         in_call(|| unsafe {
@@ -478,7 +469,7 @@ mod tests {
         assert!(gone(&[], false));
     }
 
-    /// An open device that no id uses, of the process that loaded the library.
+    /// An open device that no id uses, of this process.
     fn unused_device(guid: u64) -> Open {
         Open {
             identity: Identity { guid, index: Some(1), name: [0; 64] },
@@ -489,7 +480,7 @@ mod tests {
             xrcd: None,
             uses: 0,
             gone: false,
-            owner: Owner::FIRST_PROCESS,
+            owner: Owner::this_process(),
         }
     }
 
@@ -501,25 +492,25 @@ mod tests {
         registry.device(0).unwrap().gone = true;
         assert_eq!(registry.find(7, Some(1)), None);
         registry.device(0).unwrap().gone = false;
-        registry.process = Owner::NO_PROCESS;
+        registry.device(0).unwrap().owner = Owner::NO_PROCESS;
         assert_eq!(registry.find(7, Some(1)), None);
     }
 
     #[test]
     fn the_last_use_leaves_a_device_unused() {
         let slot = {
-            let mut registry = lock();
+            let mut registry = REGISTRY.lock();
             registry.slots.push(Some(Open { uses: 1, owner: Owner::NO_PROCESS, ..unused_device(8) }));
             registry.slots.len() - 1
         };
-        let limits = lock().device(slot).unwrap().limits;
+        let limits = REGISTRY.lock().device(slot).unwrap().limits;
         let bound = Bound { slot, context: NonNull::dangling(), pd: NonNull::dangling(), limits };
         let shared = share(&bound).unwrap();
         for left in [1, 0] {
             release(shared);
-            assert_eq!(lock().device(slot).unwrap().uses, left);
+            assert_eq!(REGISTRY.lock().device(slot).unwrap().uses, left);
         }
-        lock().slots[slot] = None;
+        REGISTRY.lock().slots[slot] = None;
     }
 
     #[test]

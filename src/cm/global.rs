@@ -127,7 +127,6 @@ fn in_child() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cm::device_registry;
 
     fn after_fork(lock: &'static GlobalLock<u32>, in_child: bool, fresh: u32) {
         if in_child {
@@ -220,13 +219,13 @@ mod tests {
     fn locks_are_free_in_the_child() {
         let _busy = std::thread::spawn(|| {
             for _ in 0..1000 {
-                drop(device_registry::lock());
+                drop(REGISTRY.lock());
             }
         });
         // SAFETY: the child only takes a lock and leaves.
         match unsafe { libc::fork() } {
             0 => {
-                drop(device_registry::lock());
+                drop(REGISTRY.lock());
                 // SAFETY: ends the child without running the parent's exit handlers.
                 unsafe { libc::_exit(7) }
             }

@@ -13,11 +13,11 @@ use super::library::{Library, library, need_devices};
 use super::owned_id::{self, OwnedId};
 use crate::acm::addr::{DEFAULT_PKEY, Gid, ib};
 use crate::errno::{Errno, Result};
-use crate::ffi::{rdma_cm_event_type, rdma_port_space};
+use crate::ffi::rdma_cm_event_type;
 use crate::os::cancel;
 use crate::os::sockaddr::SockAddr;
 use crate::ucm::{self, Service};
-use crate::verbs::{self, IBV_LINK_LAYER_INFINIBAND, ibv_context, ibv_port_state, ibv_qp_type};
+use crate::verbs::{self, IBV_LINK_LAYER_INFINIBAND, ibv_context, ibv_port_state};
 
 /// The environment of a real look-up: the kernel and the devices of this machine.
 struct Machine;
@@ -71,8 +71,7 @@ fn ask_ports(context: NonNull<ibv_context>, service: &Service, found: &mut Found
 }
 
 fn ask_port(gid: Gid, service: &Service) -> Result<Vec<ucm::ServiceRecord>> {
-    let (ps, qp_type) = (rdma_port_space::RDMA_PS_IB as u32, ibv_qp_type::IBV_QPT_RC);
-    let id = owned_id::create_internal(ps, qp_type)?;
+    let id = owned_id::create_internal()?;
     let destroy = || {
         // SAFETY: `destroy` is called once, by the thread's cancellation or below, and nothing uses
         // the id afterwards. A failure cannot be handled here.

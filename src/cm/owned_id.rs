@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
 use super::channel::{EventChannel, OwnedChannel, create_event_channel};
-use super::device_registry::{self, Bound};
+use super::device_registry;
 use super::id;
 use super::id::Id;
 use super::library::library;
@@ -67,8 +67,8 @@ impl OwnedId {
     }
 
     /// Makes a new id known to the kernel. Frees the id on failure.
-    fn create_in_kernel(self, ps: u32, qp_type: u32) -> Result<OwnedId> {
-        match ucm::create_id(self.fd(), self.uid(), ps as u16, qp_type as u8) {
+    fn create_in_kernel(self) -> Result<OwnedId> {
+        match ucm::create_id(self.fd(), self.uid(), self.ps() as u16, self.qp_type() as u8) {
             Ok(handle) => {
                 self.set_handle(handle);
                 Ok(self)
@@ -82,22 +82,20 @@ impl OwnedId {
 
     /// Frees the id, for which the kernel reports no more events.
     fn free(self) {
-        let bound = self.retire();
+        self.retire();
         // SAFETY: from Box::leak in `allocate`, and nothing uses an id after its destruction.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-        if let Some(bound) = bound {
-            device_registry::release(bound);
-        }
     }
 
-    /// Frees what the id holds, but not its memory. Returns the device, which the caller releases.
-    fn retire(&self) -> Option<Bound> {
+    /// Frees what the id holds, but not its memory.
+    fn retire(&self) {
         id::remove_handle(self.handle(), self.0);
         if self.is_sync() {
             // SAFETY: a synchronous id owns its channel, and is the only one on it.
             drop(unsafe { OwnedChannel::from_c(self.channel()) });
         }
-        self.state().bound.take()
+        let bound = self.state().bound.take();
+        bound.into_iter().for_each(device_registry::release);
     }
 }
 
@@ -113,13 +111,14 @@ pub(super) fn create(channel: Option<EventChannel>, context: *mut c_void, ps: u3
     library()?;
     // Programs expect ENOMEM for any failure to allocate the id (docs/compatibility.md).
     let id = OwnedId::allocate(channel, context, ps, qp_type).map_err(|_| Errno::ENOMEM)?;
-    id.create_in_kernel(ps, qp_type)
+    id.create_in_kernel()
 }
 
-/// Creates a synchronous id that the program does not see.
-pub(super) fn create_internal(ps: u32, qp_type: u32) -> Result<OwnedId> {
+/// Creates a synchronous id in RDMA_PS_IB that the program does not see.
+pub(super) fn create_internal() -> Result<OwnedId> {
     library()?;
-    OwnedId::allocate(None, ptr::null_mut(), ps, qp_type)?.create_in_kernel(ps, qp_type)
+    let (ps, qp_type) = (rdma_port_space::RDMA_PS_IB as u32, ibv_qp_type::IBV_QPT_RC);
+    OwnedId::allocate(None, ptr::null_mut(), ps, qp_type)?.create_in_kernel()
 }
 
 /// Creates the id for a kernel id that came with a connection request, on the listener's channel.
@@ -180,7 +179,7 @@ pub(super) fn discard(id: OwnedId) {
 pub unsafe fn free_id(id: OwnedId) {
     if id.completed.is_done() {
         id.free();
-    } else if let Some(bound) = id.retire() {
-        device_registry::release(bound);
+    } else {
+        id.retire();
     }
 }

@@ -3,13 +3,14 @@
 use std::ffi::{CStr, c_int};
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::str;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::errno::{Errno, Result};
+use crate::os::library_fds::OwnFd;
 use crate::os::netlink;
 use crate::os::text::FixedString;
 
@@ -197,17 +198,12 @@ fn has_number(path: &str, rdev: libc::dev_t) -> bool {
 }
 
 /// inotify(7) instance: reports new files in /dev/infiniband, and the creation of the folder.
-struct Watch(OwnedFd);
+struct Watch(OwnFd);
 
 impl Watch {
     fn new() -> Result<Watch> {
         // SAFETY: plain system call.
-        let fd = unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) };
-        if fd < 0 {
-            return Err(Errno::last());
-        }
-        // SAFETY: a fresh descriptor that nobody else owns.
-        let watch = Watch(unsafe { OwnedFd::from_raw_fd(fd) });
+        let watch = Watch(OwnFd::new(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) })?);
         watch.add_folders()?;
         Ok(watch)
     }
