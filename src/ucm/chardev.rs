@@ -78,25 +78,19 @@ impl RdmaCm {
 
     fn open_when_made(&self) -> Result<OwnedFd> {
         let deadline = Instant::now() + NODE_WAIT;
-        let mut watch = None;
+        // Watch first, then check again, so that a node that is created in between is not missed.
+        let watch = Watch::new()?;
         loop {
             match self.try_open() {
                 Err(Errno::ENOENT) => {}
                 result => return result,
             }
-            // Watch first, then check again, so that a node that is created in between is not
-            // missed.
-            match &watch {
-                None => watch = Some(Watch::new()?),
-                Some(watch) => {
-                    let changed = watch.changed_before(deadline)?;
-                    // /dev/infiniband may have been created only now.
-                    watch.add_folders()?;
-                    if !changed {
-                        WAITED.store(true, Ordering::Relaxed);
-                        return self.try_open();
-                    }
-                }
+            let changed = watch.changed_before(deadline)?;
+            // /dev/infiniband may have been created only now.
+            watch.add_folders()?;
+            if !changed {
+                WAITED.store(true, Ordering::Relaxed);
+                return self.try_open();
             }
         }
     }
