@@ -30,7 +30,7 @@ use libc::{AF_INET, AF_INET6, SOCK_STREAM, sockaddr, sockaddr_storage, socklen_t
 use self::kernel_options::Purpose;
 use self::shared::Use;
 use crate::epoll::members;
-use crate::memory::Plain;
+use crate::memory::zero;
 use crate::sockets::{self, SockAddr, kernel, rdma};
 use crate::table::{self, Entry, Kind};
 use crate::thread::without_cancel;
@@ -117,7 +117,7 @@ pub unsafe fn accept(
         return next(addr, len);
     }
     loop {
-        let (mut storage, mut room) = (sockaddr_storage::zero(), size_of::<sockaddr_storage>() as socklen_t);
+        let (mut storage, mut room) = (zero::<sockaddr_storage>(), size_of::<sockaddr_storage>() as socklen_t);
         let new = next((&raw mut storage).cast(), &raw mut room);
         if new < 0 {
             return new;

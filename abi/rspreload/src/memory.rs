@@ -15,12 +15,12 @@ use crate::thread::with_cleanup;
 ///
 /// # Safety
 /// All-zero bytes are a valid value of the type.
-pub unsafe trait Plain: Sized {
-    /// Returns the value whose bytes are all zero.
-    fn zero() -> Self {
-        // SAFETY: all-zero bytes are a valid value: guaranteed by the implementation of `Plain`.
-        unsafe { core::mem::zeroed() }
-    }
+pub unsafe trait Plain: Sized {}
+
+/// Returns the value whose bytes are all zero.
+pub const fn zero<T: Plain>() -> T {
+    // SAFETY: all-zero bytes are a valid value: guaranteed by the implementation of `Plain`.
+    unsafe { core::mem::zeroed() }
 }
 
 /// Types for which all byte patterns are valid values.
@@ -29,11 +29,11 @@ pub unsafe trait Plain: Sized {
 /// All byte patterns are valid values of the type.
 pub unsafe trait AnyBytes: Plain {}
 
-/// Implements [`Plain`] for atomic and other integers, for pointers that are not read before they
-/// are set, and for structures of these.
+/// Implements [`Plain`] for integers and bool, also atomic ones, for pointers that are not read
+/// before they are set, and for structures of these.
 macro_rules! plain {
     ($($type:ty),* $(,)?) => {$(
-        // SAFETY: integers and pointers, for which all-zero bytes are valid values.
+        // SAFETY: integers, bool and pointers, for which all-zero bytes are valid values.
         unsafe impl $crate::memory::Plain for $type {}
     )*};
 }
@@ -160,7 +160,7 @@ const ON_STACK: usize = 48;
 /// Calls `call` with a slice of `len` zeros, on the stack if the slice is short, and returns its
 /// result. Fails with `ENOMEM`.
 pub fn with<T: Plain, R>(len: usize, call: impl FnOnce(&mut [T]) -> R) -> Result<R, c_int> {
-    let mut stack = <[T; ON_STACK]>::zero();
+    let mut stack = zero::<[T; ON_STACK]>();
     if let Some(stack) = stack.get_mut(..len) {
         return Ok(call(stack));
     }

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use base::raised_limit::{RaisedLimit, limits};
 
-use crate::memory::Plain;
+use crate::memory::zero;
 use crate::sockets::{self, kernel};
 use crate::table::Growing;
 use crate::{errno, next_symbol};
@@ -83,7 +83,7 @@ pub fn status_of(path: &CStr) -> Option<libc::stat> {
 }
 
 fn status_at(fd: c_int, path: &CStr, flags: c_int) -> Option<libc::stat> {
-    let mut status = libc::stat::zero();
+    let mut status = zero::<libc::stat>();
     // SAFETY: `path` ends with a NUL byte, and `status` is writable.
     let result = unsafe { libc::fstatat(fd, path.as_ptr(), &raw mut status, flags) };
     (result == 0).then_some(status)

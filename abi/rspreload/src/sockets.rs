@@ -11,7 +11,7 @@ use libc::{
 };
 
 use crate::errno;
-use crate::memory::{AnyBytes, Plain, plain};
+use crate::memory::{AnyBytes, Plain, plain, zero};
 use crate::next_symbol::{self, rsocket_abi};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +75,7 @@ impl SockAddr {
     /// Returns the address that `call` stores, as RDMA devices have it. Returns `None` if `call`
     /// fails or the address is not IPv4 or IPv6.
     pub fn take(call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<SockAddr> {
-        let (mut storage, mut len) = (sockaddr_storage::zero(), size_of::<sockaddr_storage>() as socklen_t);
+        let (mut storage, mut len) = (zero::<sockaddr_storage>(), size_of::<sockaddr_storage>() as socklen_t);
         let result = call((&raw mut storage).cast(), &raw mut len);
         // SAFETY: `storage` is readable, and longer than any address that `read` reads.
         let name = unsafe { SockAddr::read((&raw const storage).cast(), len) };
@@ -151,16 +151,12 @@ pub unsafe fn store(from: *const sockaddr, size: socklen_t, addr: *mut sockaddr,
     }
 }
 
-/// An `Option<SockAddr>` in atomic words.
+/// An `Option<SockAddr>` in atomic words. Zeros are `None`.
 pub struct AtomicName([AtomicU64; 4]);
 
 plain! { AtomicName }
 
 impl AtomicName {
-    pub const fn new() -> AtomicName {
-        AtomicName([const { AtomicU64::new(0) }; 4])
-    }
-
     pub fn store(&self, name: &SockAddr) {
         let (address, rest) = match name.0 {
             SocketAddr::V4(four) => (four.ip().to_bits().into(), 0),
@@ -240,7 +236,7 @@ macro_rules! sockets {
 
             /// Returns the value and the length of an option, or `None` with `errno`.
             pub fn get<T: AnyBytes>(fd: c_int, (level, name): (c_int, c_int)) -> Option<(T, usize)> {
-                let (mut value, mut len) = (T::zero(), size_of::<T>() as socklen_t);
+                let (mut value, mut len) = (zero::<T>(), size_of::<T>() as socklen_t);
                 // SAFETY: `value` is writable for `len` bytes, and any bytes are valid for `T`.
                 let result = unsafe { $from::$getsockopt(fd, level, name, (&raw mut value).cast(), &raw mut len) };
                 (result == 0).then_some((value, len as usize))
@@ -352,11 +348,11 @@ mod tests_of_name {
             assert_eq!(name.pass(|addr, len| unsafe { SockAddr::read(addr, len) }), Some(name));
             // SAFETY: `addr` is readable for `len` bytes.
             assert_eq!(name.pass(|addr, len| unsafe { SockAddr::read(addr, len - 1) }), None);
-            let (mut storage, mut len) = (sockaddr_storage::zero(), 4);
+            let (mut storage, mut len) = (zero::<sockaddr_storage>(), 4);
             // SAFETY: `storage` is longer than `len` bytes.
             unsafe { name.write((&raw mut storage).cast(), &raw mut len) };
             assert!(c_int::from(storage.ss_family) == name.family() && len > 4);
-            let words = AtomicName::new();
+            let words = zero::<AtomicName>();
             words.store(&name);
             assert_eq!((words.load(), words.take(), words.load()), (Some(name), Some(name), None));
         }

@@ -21,6 +21,7 @@ use super::log::Reason;
 use super::route::{Outcome, Subject};
 use super::{connections, log, route, thread};
 use crate::epoll::members;
+use crate::memory::{plain, zero};
 use crate::process::Deadline;
 use crate::sockets::{AtomicName, SockAddr, kernel, rdma};
 use crate::table::{Entry, Kind};
@@ -256,7 +257,7 @@ pub const MAX_ATTEMPTS: usize = 256;
 /// How long a slot is not reused while others are free, in nanoseconds.
 const REST: i64 = 20_000_000;
 
-static SLOTS: [Attempt; MAX_ATTEMPTS] = [const { Attempt::new() }; MAX_ATTEMPTS];
+static SLOTS: [Attempt; MAX_ATTEMPTS] = zero();
 
 /// Only this many slots, from the first on, have ever been used.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
@@ -287,21 +288,9 @@ pub struct Attempt {
     freed: AtomicI64,
 }
 
-impl Attempt {
-    const fn new() -> Attempt {
-        Attempt {
-            state: AtomicU32::new(FREE),
-            ticket: AtomicI32::new(-1),
-            fd: AtomicI32::new(-1),
-            tcp: AtomicI32::new(0),
-            rsocket: AtomicI32::new(-1),
-            end: AtomicU64::new(0),
-            to: AtomicName::new(),
-            done: AtomicI32::new(0),
-            freed: AtomicI64::new(0),
-        }
-    }
+plain! { Attempt }
 
+impl Attempt {
     /// Changes the state to `CLAIMED` if it is `from`. Returns whether this call has changed it.
     fn claim(&self, from: u32) -> bool {
         self.state.compare_exchange(from, CLAIMED, SeqCst, SeqCst).is_ok()
@@ -451,7 +440,7 @@ pub fn submit(fd: c_int, rsocket: c_int, to: &SockAddr, end: &Deadline) -> Resul
     let claimed = rested.or_else(|| slots().find(|(_, slot)| slot.claim(FREE)));
     let Some((index, slot)) = claimed else { return Err(Reason::Busy) };
     HIGHEST.fetch_max(index + 1, SeqCst);
-    let turns = usize::try_from(slot.ticket()).map_or(0, |ticket| ticket / MAX_ATTEMPTS + 1);
+    let turns = slot.ticket() as usize / MAX_ATTEMPTS + 1;
     let ticket = ((turns * MAX_ATTEMPTS + index) & (i32::MAX as usize >> 1)) as c_int;
     slot.ticket.store(ticket, SeqCst);
     slot.fd.store(fd, SeqCst);

@@ -12,7 +12,7 @@ use libc::{EAGAIN, F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM
 use super::log::Reason;
 use super::shared::{Accepted, MAX_SLOTS, Slot, Use};
 use super::{log, route, shared, thread};
-use crate::memory::Plain;
+use crate::memory::{plain, zero};
 use crate::process::Deadline;
 use crate::sockets::{self, SockAddr, kernel, rdma};
 use crate::table::{Entry, Growing, Kind};
@@ -34,31 +34,21 @@ struct Private {
     generation: AtomicU32,
 }
 
-static PRIVATE: [Private; MAX_SLOTS] = [const {
-    Private {
-        rsocket: AtomicI32::new(0),
-        stand_in: AtomicI32::new(0),
-        accepted: AtomicBool::new(false),
-        demoted: AtomicBool::new(false),
-        generation: AtomicU32::new(0),
-    }
-}; MAX_SLOTS];
+plain! { Private, Bits }
+
+static PRIVATE: [Private; MAX_SLOTS] = zero();
 
 /// A set of indexes.
 pub struct Bits([AtomicU64; MAX_SLOTS / 64]);
 
 /// The indexes in use.
-pub static USED: Bits = Bits::new();
+pub static USED: Bits = zero();
 /// The indexes whose stand-ins wait for accept(2), or did at the last check.
-pub static SENT: Bits = Bits::new();
+pub static SENT: Bits = zero();
 /// The indexes whose connections a child of this process may use.
-pub static FORKED: Bits = Bits::new();
+pub static FORKED: Bits = zero();
 
 impl Bits {
-    pub const fn new() -> Bits {
-        Bits([const { AtomicU64::new(0) }; MAX_SLOTS / 64])
-    }
-
     /// Adds an index. Returns whether it was new.
     pub fn set(&self, index: usize) -> bool {
         self.0.get(index / 64).is_some_and(|word| word.fetch_or(1 << (index % 64), SeqCst) >> (index % 64) & 1 == 0)
@@ -592,7 +582,7 @@ fn address(fd: c_int, rsocket: c_int) -> Option<SockAddr> {
 /// Disconnects a socket whose stand-in could not be made, so that the next fork(2) can try again.
 pub fn disconnect(fd: c_int) {
     // The family 0 is AF_UNSPEC.
-    let (nowhere, len) = (libc::sockaddr_storage::zero(), size_of::<libc::sockaddr>() as libc::socklen_t);
+    let (nowhere, len) = (zero::<libc::sockaddr_storage>(), size_of::<libc::sockaddr>() as libc::socklen_t);
     // SAFETY: `nowhere` is readable for at least `len` bytes.
     errno::keeping(|| unsafe { next_symbol::connect(fd, (&raw const nowhere).cast(), len) });
 }

@@ -8,7 +8,7 @@ use libc::{EAGAIN, EINTR, F_SETFL, MSG_DONTWAIT, O_NONBLOCK, POLLERR, POLLHUP, P
 
 use super::connections::{self, Bits};
 use super::shared::MAX_SLOTS;
-use crate::memory::{Mapping, plain};
+use crate::memory::{Mapping, plain, zero};
 use crate::sockets::{kernel, rdma};
 use crate::{errno, next_symbol, rsocket, rsocket_abi, tcp};
 
@@ -60,7 +60,7 @@ pub struct Forwards {
 impl Forwards {
     /// Reserves address space for all forwards. Returns `None` without memory.
     pub fn new() -> Option<Forwards> {
-        Some(Forwards { forwards: Mapping::new(MAX_SLOTS)?.leak(), used: Bits::new() })
+        Some(Forwards { forwards: Mapping::new(MAX_SLOTS)?.leak(), used: zero() })
     }
 
     /// Whether a connection is forwarded.

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET, socklen_t};
 
+use crate::memory::zero;
 use crate::sockets::kernel;
 use crate::{errno, tcp};
 
@@ -146,7 +147,7 @@ pub fn refusal((level, name): (c_int, c_int)) -> c_int {
 
 /// Bits for sockets that have an option which the kernel does not report, by socket identifier. No
 /// bit is cleared: a later socket whose identifier has the same bit stays TCP, too.
-static MARKED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+static MARKED: [AtomicU64; 1024] = zero();
 
 fn place(identity: u64) -> (&'static AtomicU64, u64) {
     let bit = identity % (64 * MARKED.len() as u64);

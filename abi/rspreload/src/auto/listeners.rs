@@ -13,6 +13,7 @@ use libc::{
 use super::connections;
 use super::log::{self, Reason};
 use super::{route, shared, thread};
+use crate::memory::{plain, zero};
 use crate::process::Deadline;
 use crate::sockets::{self, AtomicName, SockAddr, kernel, rdma};
 use crate::table::{self, Entry, Kind};
@@ -48,7 +49,9 @@ pub struct Listener {
     rsockets: [AtomicI32; MAX_ADDRESSES],
 }
 
-static LISTENERS: [Listener; MAX_LISTENERS] = [const { Listener::new() }; MAX_LISTENERS];
+plain! { Listener }
+
+static LISTENERS: [Listener; MAX_LISTENERS] = zero();
 
 fn option(fd: c_int, level: c_int, name: c_int) -> c_int {
     tcp::int(fd, level, name).unwrap_or(0)
@@ -103,19 +106,6 @@ fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
 }
 
 impl Listener {
-    const fn new() -> Listener {
-        Listener {
-            state: AtomicU32::new(FREE),
-            numbers: AtomicU32::new(0),
-            first: AtomicI32::new(-1),
-            own: AtomicName::new(),
-            backlog: AtomicI32::new(0),
-            v6only: AtomicBool::new(false),
-            is_full: AtomicBool::new(false),
-            rsockets: [const { AtomicI32::new(0) }; MAX_ADDRESSES],
-        }
-    }
-
     /// Makes the rsockets, with the options of the program's socket `fd`, if given.
     fn open(&self, fd: Option<c_int>) -> Result<(), Reason> {
         let own = self.own.load().ok_or(Reason::Busy)?;
@@ -443,7 +433,7 @@ mod tests {
     }
 
     fn listener(own: &SockAddr) -> Listener {
-        let listener = Listener::new();
+        let listener = zero::<Listener>();
         listener.own.store(own);
         listener
     }

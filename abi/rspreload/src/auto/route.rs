@@ -14,6 +14,7 @@ use libc::{IPPROTO_IP, IPPROTO_TCP, SO_BINDTODEVICE, SO_MARK, SOCK_CLOEXEC, SOCK
 
 use super::kernel_options;
 use super::log::Reason;
+use crate::memory::zero;
 use crate::sockets::{SockAddr, kernel};
 use crate::{config, errno, next_symbol, open_fds, process, rsocket, table, tcp};
 
@@ -173,7 +174,7 @@ const OUTCOME_BITS: u32 = 3;
 const HASH_SHIFT: u32 = TIME_BITS + OUTCOME_BITS;
 const TIME: u64 = (1 << TIME_BITS) - 1;
 
-static WORDS: [AtomicU64; MAX_REMEMBERED] = [const { AtomicU64::new(0) }; MAX_REMEMBERED];
+static WORDS: [AtomicU64; MAX_REMEMBERED] = zero();
 
 fn hash(subject: Subject) -> u64 {
     let bits = |address| match address {

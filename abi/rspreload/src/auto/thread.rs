@@ -18,7 +18,7 @@ use super::listeners::{Listener, MAX_ADDRESSES, MAX_LISTENERS};
 use super::log::Reason;
 use super::shared::{MAX_SLOTS, Slot, Use};
 use super::{connect, connections, listeners, shared};
-use crate::memory::{Mapping, Plain};
+use crate::memory::{Mapping, Plain, plain, zero};
 use crate::process::Deadline;
 use crate::sockets::{self, rdma};
 use crate::thread::Lock;
@@ -27,7 +27,7 @@ use crate::{errno, next_symbol, open_fds, rsocket, tcp, thread as threads};
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// The sockets by which the thread is woken.
-static WAKE: WakeSockets = WakeSockets::new();
+static WAKE: WakeSockets = zero();
 
 /// Interval, in milliseconds, at which stand-ins that wait for accept(2) and connections of
 /// children are checked: a child that has closed all descriptors can't wake the thread.
@@ -354,12 +354,9 @@ struct WakeSockets {
     making: Lock,
 }
 
-impl WakeSockets {
-    const fn new() -> WakeSockets {
-        let ends = [const { AtomicI32::new(0) }; 2];
-        WakeSockets { ends, inode: AtomicU64::new(0), stand_ins: AtomicI32::new(0), making: Lock::new() }
-    }
+plain! { WakeSockets }
 
+impl WakeSockets {
     /// The socket to which an index is sent, and its inode. `None` before the sockets are made.
     fn sender(&self) -> Option<(c_int, u64)> {
         let sender = self.ends[1].load(SeqCst) - 1;
@@ -428,7 +425,7 @@ mod tests_of_wake {
     fn threads_that_need_the_sockets_first_get_the_same_ones() {
         const THREADS: usize = 4;
         for _ in 0..500 {
-            let (sockets, barrier) = (WakeSockets::new(), Barrier::new(THREADS));
+            let (sockets, barrier) = (zero::<WakeSockets>(), Barrier::new(THREADS));
             let get = || {
                 barrier.wait();
                 sockets.made().unwrap()

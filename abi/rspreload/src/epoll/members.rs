@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 
-use crate::memory::Plain;
+use crate::memory::plain;
 use crate::table::Growing;
 use crate::{process, sockets};
 
@@ -23,7 +23,7 @@ struct Member {
     data: AtomicU64,
 }
 
-/// What is known about a descriptor.
+/// What is known about a descriptor. Zeros mean no record.
 struct Record {
     /// Value of [`GENERATION`] when socket(2) returned the descriptor; 0 if it is not from
     /// socket(2).
@@ -36,8 +36,7 @@ struct Record {
     instance: AtomicU32,
 }
 
-// SAFETY: the fields are atomic integers, for which zeros are valid. They mean no record.
-unsafe impl Plain for Record {}
+plain! { Record }
 
 /// The records, by descriptor.
 static RECORDS: Growing<Record> = Growing::new();

@@ -11,7 +11,7 @@ use libc::{
 
 use super::{descriptors, waits};
 use crate::fds::Fd;
-use crate::memory::Plain;
+use crate::memory::zero;
 use crate::process::{Deadline, milliseconds};
 use crate::sockets::{self, kernel};
 use crate::transition::Intent;
@@ -277,7 +277,7 @@ unsafe fn message_flags(list: *const iovec, count: c_int, flags: c_int) -> Resul
 
 /// Returns a message with these buffers.
 fn message(list: *const iovec, count: c_int) -> msghdr {
-    let mut message = msghdr::zero();
+    let mut message = zero::<msghdr>();
     message.msg_iov = list.cast_mut();
     message.msg_iovlen = count as _;
     message

@@ -15,7 +15,7 @@ use libc::{
 
 use crate::calls;
 use crate::calls::waits::Sets;
-use crate::memory::Plain;
+use crate::memory::zero;
 use crate::process::{Deadline, milliseconds};
 use crate::thread::with_cleanup;
 use crate::{epoll, errno, fds, memory, next_symbol, open_fds, table};
@@ -57,7 +57,7 @@ fn bit(signal: c_int) -> u64 {
 
 /// Changes the signal mask. Returns the previous mask.
 fn set_mask(how: c_int, mask: &sigset_t) -> sigset_t {
-    let mut before = sigset_t::zero();
+    let mut before = zero::<sigset_t>();
     // SAFETY: `mask` is a valid set, and `before` is writable.
     unsafe { libc::pthread_sigmask(how, mask, &raw mut before) };
     before
@@ -83,7 +83,7 @@ fn wait_for_signals(
     end: &Deadline,
     mut wait: impl FnMut(c_int, c_int) -> Waited,
 ) -> c_int {
-    let mut set = sigset_t::zero();
+    let mut set = zero::<sigset_t>();
     // SAFETY: `set` is a valid set, and `signal` is in the range of signals.
     SIGNALS.filter(|&signal| signals & bit(signal) != 0).for_each(|signal| unsafe {
         libc::sigaddset(&raw mut set, signal);
@@ -121,7 +121,7 @@ fn wait_for_signals(
 
 /// Lets pending signals through. Returns whether one of them interrupts the call.
 fn deliver(signals: u64, mask: &sigset_t) -> bool {
-    let mut pending = sigset_t::zero();
+    let mut pending = zero::<sigset_t>();
     // SAFETY: `pending` is writable.
     unsafe { libc::sigpending(&raw mut pending) };
     let pending = bits_of(&pending) & signals;
@@ -133,7 +133,7 @@ fn deliver(signals: u64, mask: &sigset_t) -> bool {
 
 /// Whether a signal has a handler, or a default action other than to be ignored.
 fn has_effect(signal: c_int) -> bool {
-    let mut action = libc::sigaction::zero();
+    let mut action = zero::<libc::sigaction>();
     // SAFETY: `action` is writable, and NULL leaves the current action alone.
     if unsafe { libc::sigaction(signal, core::ptr::null(), &raw mut action) } != 0 {
         return true;
