@@ -36,9 +36,8 @@ static ACCEPTING: Lock = Lock::new();
 /// A listener.
 pub struct Listener {
     state: AtomicU32,
-    /// Number of the program's descriptors for this listener, and one of them, perhaps closed.
+    /// Number of the program's descriptors for this listener.
     numbers: AtomicU32,
-    first: AtomicI32,
     /// The local address to which the program has bound the socket.
     own: AtomicName,
     backlog: AtomicI32,
@@ -87,7 +86,6 @@ fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
     listener.backlog.store(backlog, SeqCst);
     let v6only = own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0;
     listener.v6only.store(v6only, SeqCst);
-    listener.first.store(fd, SeqCst);
     listener.numbers.store(1, SeqCst);
     let entry = Entry { kind: Kind::Listener, flags: 0, handle: index as c_int };
     let prepared = Reason::Busy.unless(shared::prepare() && table::prepare(fd).is_ok());
@@ -140,7 +138,6 @@ impl Listener {
 
     fn open_at(&self, fd: Option<c_int>, at: &SockAddr) -> Result<(), Reason> {
         let free = self.rsockets.iter().find(|number| number.load(SeqCst) == 0).ok_or(Reason::Busy)?;
-        let mut error = 0;
         let rsocket = tcp::make_rsocket(at, |rsocket| {
             if self.v6only.load(SeqCst) {
                 let _ = rsocket::set_option(rsocket, IPPROTO_IPV6, IPV6_V6ONLY, 1);
@@ -149,12 +146,12 @@ impl Listener {
                 route::copy_early_options(fd, rsocket);
             }
             rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK);
-            let listens = tcp::bind(rsocket, at) && rsocket_abi::rlisten(rsocket, self.backlog.load(SeqCst)) == 0;
-            error = errno::get();
-            listens
+            tcp::bind(rsocket, at) && rsocket_abi::rlisten(rsocket, self.backlog.load(SeqCst)) == 0
         });
-        let rsocket =
-            rsocket.ok_or(if error == libc::EADDRINUSE { Reason::PortTaken } else { Reason::Failed(error) })?;
+        let rsocket = rsocket.ok_or_else(|| match errno::get() {
+            libc::EADDRINUSE => Reason::PortTaken,
+            error => Reason::Failed(error),
+        })?;
         free.store(rsocket + 1, SeqCst);
         Ok(())
     }
@@ -220,23 +217,6 @@ impl Listener {
         }
     }
 
-    /// Returns a descriptor of the program for the listener.
-    fn fd(&self) -> Option<c_int> {
-        let is_own = |entry: Entry| entry.kind == Kind::Listener && of(entry).is_some_and(|of| core::ptr::eq(of, self));
-        let first = self.first.load(SeqCst);
-        if table::get(first).is_some_and(is_own) {
-            return Some(first);
-        }
-        let mut found = None;
-        table::each(|fd, entry| {
-            if is_own(entry) {
-                found = Some(fd);
-            }
-        });
-        self.first.store(found?, SeqCst);
-        found
-    }
-
     fn port(&self) -> u16 {
         self.own.load().map_or(0, |own| own.port())
     }
@@ -267,7 +247,12 @@ impl Listener {
     /// Closes the rsockets if the program's socket has been shut down, perhaps by a child of
     /// fork(2).
     fn close_if_stopped(&self) {
-        if self.fd().is_some_and(|fd| !tcp::is_listening(fd)) {
+        let mut listens = false;
+        table::each(|fd, entry| {
+            let is_own = entry.kind == Kind::Listener && of(entry).is_some_and(|of| core::ptr::eq(of, self));
+            listens |= is_own && tcp::is_listening(fd);
+        });
+        if !listens {
             self.close();
         }
     }
@@ -329,7 +314,7 @@ pub fn hold(entry: Entry) {
 /// Called when a connection that was accepted at a port is used in a way that RDMA does not suit:
 /// the listeners at the port are TCP only from now on.
 pub fn learn(port: u16, reason: Reason) {
-    listen_by_tcp_only_at(port, reason, |_| true);
+    listen_by_tcp_only(reason, |listener| listener.port() == port);
 }
 
 /// Called when a stand-in that was sent to a port was refused.
@@ -338,12 +323,11 @@ pub fn stand_in_refused(port: u16) {
     open().filter(|listener| listener.port() == port).for_each(Listener::close_if_stopped);
 }
 
-/// Makes this process's listeners at a port TCP only, as far as `concerns` accepts them.
-fn listen_by_tcp_only_at(port: u16, reason: Reason, concerns: impl Fn(&Listener) -> bool) {
+/// Makes the listeners of this process that `concerns` accepts TCP only.
+fn listen_by_tcp_only(reason: Reason, concerns: impl Fn(&Listener) -> bool) {
     let held = ACCEPTING.hold();
     let mut closed = false;
-    let at_port = open().filter(|listener| listener.port() == port && listener.uses_rdma());
-    for listener in at_port.filter(|listener| concerns(listener)) {
+    for listener in open().filter(|listener| listener.uses_rdma() && concerns(listener)) {
         if reason != Reason::Stranger {
             errno::keeping(|| listener.send_last_stand_ins());
         }
@@ -362,11 +346,8 @@ pub fn release(entry: Entry) {
     let is_last = listener.numbers.fetch_sub(1, SeqCst) == 1;
     if is_last && listener.state.compare_exchange(OPEN, CLAIMED, SeqCst, SeqCst).is_ok() {
         // Closed at once, since the program may listen at the port again.
-        let held = ACCEPTING.hold();
-        listener.close();
-        drop(held);
+        stop(entry);
         listener.state.store(FREE, SeqCst);
-        thread::wake();
     }
 }
 
@@ -392,8 +373,8 @@ pub fn set_backlog(entry: Entry, backlog: c_int) {
 /// Makes a listener TCP only. The program is about to set an option that affects which connections
 /// or stand-ins the socket gets, or passes the socket to a process that may not have this library.
 pub fn leave_to_kernel(entry: Entry, reason: Reason) {
-    if let Some(listener) = of(entry).filter(|listener| listener.state.load(SeqCst) == OPEN) {
-        listen_by_tcp_only_at(listener.port(), reason, |other| core::ptr::eq(other, listener));
+    if let Some(listener) = of(entry) {
+        listen_by_tcp_only(reason, |other| core::ptr::eq(other, listener));
     }
 }
 
