@@ -44,20 +44,17 @@ impl Deadline {
         Deadline { timeout, end }
     }
 
-    /// The end itself, for comparisons; 0 if the time-out is not positive. Does not read the clock.
-    pub fn end(&self) -> i64 {
-        self.end
-    }
-
     /// Returns the milliseconds left, rounded up so that a wait does not end early, or the time-out
     /// itself if it is not positive.
     pub fn left(&self) -> c_int {
-        if self.timeout <= 0 {
-            return self.timeout;
-        }
-        // At most the original time-out, which is an int.
-        ((self.end - now()).max(0) as u64).div_ceil(1_000_000) as c_int
+        if self.timeout > 0 { left_until(self.end) } else { self.timeout }
     }
+}
+
+/// Returns the milliseconds until a time of the monotonic clock in nanoseconds, rounded up. It must
+/// be the end of a time-out that was an int.
+pub fn left_until(end: i64) -> c_int {
+    ((end - now()).max(0) as u64).div_ceil(1_000_000) as c_int
 }
 
 /// Converts a time to milliseconds for a time-out, rounded up.

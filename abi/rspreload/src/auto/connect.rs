@@ -9,7 +9,7 @@
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr};
 use core::sync::atomic::Ordering::SeqCst;
-use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicUsize};
 
 use libc::{
     EACCES, EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, EINPROGRESS,
@@ -25,8 +25,7 @@ use crate::memory::{plain, zero};
 use crate::process::Deadline;
 use crate::sockets::{AtomicName, SockAddr, kernel, rdma};
 use crate::table::{Entry, Kind};
-use crate::thread::{CancelDisabled, with_cleanup, without_cancel};
-use crate::thread::{Lock, SignalsBlocked};
+use crate::thread::{CancelDisabled, SignalsBlocked, with_cleanup, without_cancel};
 use crate::transition::Moving;
 use crate::{config, errno, next_symbol, open_fds, process, rsocket, table, tcp, transition};
 
@@ -110,16 +109,17 @@ fn by_rdma(
     let ended = if is_blocking {
         cancel.allow(|| rsocket::close(rsocket), || wait(rsocket, to, limit.as_ref()))
     } else {
-        match submit(fd, rsocket, to, &Deadline::after(config::timeout())) {
+        match submit(fd, rsocket, to) {
             Ok(()) => return Ok(Some(EINPROGRESS)),
-            Err(reason) => cancel_for(rsocket, reason),
+            Err(reason) => give_up(rsocket, || reason),
         }
     };
     if let Err(reason) = ended {
         rsocket::close(rsocket);
         return Err(Some(reason));
     }
-    report_success(rsocket, to);
+    // The program learns of the success: its next connect(2) fails with `EISCONN`.
+    rdma::connect(rsocket, to);
     // The epoll instances would report the kernel socket, which is not connected.
     members::leave(fd);
     let connected = transition::become_rsocket(fd, fd, None, rsocket, transition::AUTO);
@@ -148,7 +148,7 @@ const REJECTED_SECONDS: u64 = 2;
 
 /// Begins to connect a non-blocking rsocket in place of the TCP socket `fd`. Returns the rsocket's
 /// descriptor, or the reason for TCP.
-pub fn begin(fd: c_int, to: &SockAddr) -> Result<c_int, Reason> {
+fn begin(fd: c_int, to: &SockAddr) -> Result<c_int, Reason> {
     let mut error = 0;
     let rsocket = tcp::make_rsocket(to, |rsocket| {
         let begun = connect_rsocket(fd, rsocket, to);
@@ -180,32 +180,32 @@ fn in_family(own: &SockAddr, to: &SockAddr) -> SockAddr {
 
 /// Waits for the end of an attempt, at most for half of the time until `limit`: the rest is left to
 /// TCP. A signal does not end the wait.
-pub fn wait(rsocket: c_int, to: &SockAddr, limit: Option<&Deadline>) -> Result<(), Reason> {
+fn wait(rsocket: c_int, to: &SockAddr, limit: Option<&Deadline>) -> Result<(), Reason> {
     let mut fds = [pollfd { fd: rsocket, events: POLLOUT, revents: 0 }];
     let end = Deadline::after(config::timeout());
     let half = limit.map(|limit| Deadline::after((limit.left() / 2).max(1)));
-    match half.filter(|half| half.left() < end.left()) {
-        None if tcp::poll(&mut fds, &end) => result(rsocket, to),
-        None => expire(rsocket, to),
-        Some(half) if tcp::poll(&mut fds, &half) => result(rsocket, to),
+    let half = half.filter(|half| half.left() < end.left());
+    if tcp::poll(&mut fds, half.as_ref().unwrap_or(&end)) {
+        result(rsocket, to)
+    } else if half.is_none() {
+        expire(rsocket, to)
+    } else {
         // The host had less than the configured time, so its silence is not remembered.
-        Some(_) => cancel_for(rsocket, Reason::Silent),
+        give_up(rsocket, || Reason::Silent)
     }
 }
 
 /// Cancels an attempt whose time is over. Returns `Ok` if the attempt has succeeded meanwhile.
 pub fn expire(rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
-    if cancel(rsocket) { Err(ended(to, ETIMEDOUT)) } else { Ok(()) }
+    give_up(rsocket, || ended(to, ETIMEDOUT))
 }
 
-/// Cancels an attempt. Returns false if the attempt has succeeded meanwhile.
-fn cancel(rsocket: c_int) -> bool {
-    rsocket::set_library_option(rsocket, base::private::CANCEL) != Err(libc::EISCONN)
-}
-
-/// Cancels an attempt and fails with `reason`, unless the attempt has succeeded meanwhile.
-pub fn cancel_for(rsocket: c_int, reason: Reason) -> Result<(), Reason> {
-    if cancel(rsocket) { Err(reason) } else { Ok(()) }
+/// Gives up an attempt and fails with `reason`, unless the attempt has succeeded meanwhile.
+fn give_up(rsocket: c_int, reason: impl FnOnce() -> Reason) -> Result<(), Reason> {
+    match rsocket::set_library_option(rsocket, base::private::CANCEL) {
+        Err(libc::EISCONN) => Ok(()),
+        _ => Err(reason()),
+    }
 }
 
 /// The result of an attempt that has ended.
@@ -217,14 +217,9 @@ pub fn result(rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
     }
 }
 
-/// Notes that the program learns of an attempt's success: its next connect(2) fails with `EISCONN`.
-pub fn report_success(rsocket: c_int, to: &SockAddr) {
-    errno::keeping(|| rdma::connect(rsocket, to));
-}
-
 /// Returns why an attempt has failed, and remembers a host that did not answer. Rejections are
 /// remembered by [`accepted_by_tcp`] and [`rejected`].
-pub fn ended(to: &SockAddr, error: c_int) -> Reason {
+fn ended(to: &SockAddr, error: c_int) -> Reason {
     match error {
         ECONNREFUSED => Reason::Rejected,
         // These errors say nothing about the host: this end lacks a port, address, descriptor,
@@ -262,9 +257,6 @@ static SLOTS: [Attempt; MAX_ATTEMPTS] = zero();
 /// Only this many slots, from the first on, have ever been used.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
-/// Held while epoll_ctl(2) changes the record of a socket whose attempt is under way.
-static LOCK: Lock = Lock::new();
-
 const FREE: u32 = 0;
 /// The slot is being filled or emptied.
 const CLAIMED: u32 = 1;
@@ -280,7 +272,7 @@ pub struct Attempt {
     tcp: AtomicI32,
     rsocket: AtomicI32,
     /// When the attempt times out, on the monotonic clock.
-    end: AtomicU64,
+    end: AtomicI64,
     to: AtomicName,
     /// An eventfd that is readable once the attempt has ended, plus one; made once.
     done: AtomicI32,
@@ -312,8 +304,7 @@ impl Attempt {
 
     /// The milliseconds until the attempt is given up.
     pub fn left(&self) -> c_int {
-        let left = (self.end.load(SeqCst) as i64 - process::now()).max(0) as u64;
-        left.div_ceil(1_000_000) as c_int
+        process::left_until(self.end.load(SeqCst))
     }
 
     /// The ticket of the current or the last attempt.
@@ -327,14 +318,9 @@ impl Attempt {
     }
 
     /// The table's entry of the socket; `None` if the program has closed it.
-    fn entry(&self) -> Option<Entry> {
+    pub fn entry(&self) -> Option<Entry> {
         let ticket = self.ticket();
         table::get(self.fd.load(SeqCst)).filter(|entry| entry.kind == Kind::Connecting && entry.handle == ticket)
-    }
-
-    /// Whether the program has closed the descriptor.
-    pub fn is_abandoned(&self) -> bool {
-        self.entry().is_none()
     }
 
     /// Ends the attempt with its result, or the reason for TCP, unless another thread ends it.
@@ -346,7 +332,8 @@ impl Attempt {
         }
         let (fd, copy, rsocket) = (self.fd.load(SeqCst), self.tcp(), self.rsocket());
         let to = self.to();
-        // Held until the descriptor is a member of its epoll instances again.
+        // Held until the descriptor is a member of its epoll instances again: `control` changes
+        // the record of these before or afterwards.
         let moving = Moving::begin(fd);
         let entry = self.entry().filter(|&entry| {
             // If not, the descriptor was closed by a call that is not intercepted, and refers to
@@ -359,7 +346,7 @@ impl Attempt {
         });
         // An attempt that is given up may have succeeded just now.
         let result = match result {
-            Err(reason @ (Reason::SocketShared | Reason::Instances)) => cancel_for(rsocket, reason),
+            Err(reason @ (Reason::SocketShared | Reason::Instances)) => give_up(rsocket, || reason),
             result => result,
         };
         let becomes_it = |entry| transition::become_rsocket(fd, copy, Some(entry), rsocket, transition::AUTO);
@@ -382,8 +369,6 @@ impl Attempt {
             }
         }
         self.close_tcp();
-        // Waits for a thread in `control` that is changing the record.
-        drop(LOCK.hold());
         if entry.is_some() {
             members::join(fd);
         }
@@ -434,7 +419,7 @@ fn of(entry: Entry) -> Option<&'static Attempt> {
 
 /// Gives the socket `fd`, for which `rsocket` connects, a slot and an entry. Returns the reason for
 /// TCP if that is not possible.
-pub fn submit(fd: c_int, rsocket: c_int, to: &SockAddr, end: &Deadline) -> Result<(), Reason> {
+fn submit(fd: c_int, rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
     let slots = || SLOTS.iter().enumerate();
     let rested = slots().find(|(_, slot)| slot.has_rested() && slot.claim(FREE));
     let claimed = rested.or_else(|| slots().find(|(_, slot)| slot.claim(FREE)));
@@ -450,7 +435,7 @@ pub fn submit(fd: c_int, rsocket: c_int, to: &SockAddr, end: &Deadline) -> Resul
         return Err(Reason::Busy);
     }
     slot.rsocket.store(rsocket, SeqCst);
-    slot.end.store(end.end() as u64, SeqCst);
+    slot.end.store(process::now() + i64::from(config::timeout()) * 1_000_000, SeqCst);
     slot.to.store(to);
     let entry = Entry { kind: Kind::Connecting, flags: 0, handle: ticket };
     // A signal handler that used the descriptor now would wait for an attempt that cannot begin.
@@ -474,19 +459,16 @@ pub fn done(entry: Entry) -> c_int {
 /// attempt has ended and the caller must make the call again.
 pub fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<epoll_event>) -> Option<c_int> {
     let slot = of(entry)?;
-    let held = LOCK.hold();
-    if slot.entry() != Some(entry) || slot.state.load(SeqCst) != READY {
-        drop(held);
-        transition::wait_for_change(fd, entry);
-        return None;
+    let moving = Moving::begin(fd);
+    let is_under_way = slot.entry() == Some(entry) && slot.state.load(SeqCst) == READY;
+    let result = is_under_way.then(|| members::control(epfd, op, fd, event));
+    drop(moving);
+    match result {
+        None => transition::wait_for_change(fd, entry),
+        Some(Err(libc::E2BIG)) => slot.finish(Err(Reason::Instances)),
+        Some(result) => return Some(result.map_or_else(errno::fail, |()| 0)),
     }
-    let result = members::control(epfd, op, fd, event);
-    drop(held);
-    if result == Err(libc::E2BIG) {
-        slot.finish(Err(Reason::Instances));
-        return None;
-    }
-    Some(result.map_or_else(errno::fail, |()| 0))
+    None
 }
 
 /// The program has closed a descriptor whose attempt was under way.
@@ -504,7 +486,6 @@ pub fn stay_tcp(entry: Entry) {
 
 /// In a child of fork(2): removes the attempts, which are the parent's.
 pub fn in_child() {
-    LOCK.reset();
     for slot in &SLOTS {
         if slot.state.load(SeqCst) != FREE {
             if let Some(entry) = slot.entry() {

@@ -159,7 +159,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 /// Ends attempts that have timed out, and those whose descriptors were closed.
 fn end_attempts() {
     for slot in connect::ready() {
-        if slot.is_abandoned() {
+        if slot.entry().is_none() {
             slot.finish(Err(Reason::SocketShared));
         } else if slot.left() == 0
             && let Some(to) = slot.to()
