@@ -18,7 +18,7 @@ use libc::{
 };
 
 use super::log::Reason;
-use super::route::{Outcome, Subject};
+use super::route::Fact;
 use super::{connections, log, route, thread};
 use crate::epoll::members;
 use crate::memory::{plain, zero};
@@ -51,7 +51,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
                 Some(limit) => before(fd, &limit, next),
             };
             if result == 0 {
-                accepted_by_tcp(&to, reason);
+                remember_rejection(&to, reason, u64::MAX);
             }
             result
         }
@@ -143,7 +143,8 @@ fn is_connected(fd: c_int) -> bool {
     tcp::state(fd).is_some_and(|state| state != tcp::CLOSED)
 }
 
-/// How long a rejection over RDMA is remembered if the result of TCP is not known yet.
+/// How long a rejection over RDMA is remembered if the result of TCP is not known yet: a client that
+/// retries until the server has started must soon try RDMA again.
 const REJECTED_SECONDS: u64 = 2;
 
 /// Begins to connect a non-blocking rsocket in place of the TCP socket `fd`. Returns the rsocket's
@@ -217,8 +218,7 @@ pub fn result(rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
     }
 }
 
-/// Returns why an attempt has failed, and remembers a host that did not answer. Rejections are
-/// remembered by [`accepted_by_tcp`] and [`rejected`].
+/// Returns why an attempt has failed, and remembers a host that did not answer.
 fn ended(to: &SockAddr, error: c_int) -> Reason {
     match error {
         ECONNREFUSED => Reason::Rejected,
@@ -227,23 +227,17 @@ fn ended(to: &SockAddr, error: c_int) -> Reason {
         ECONNRESET | ECONNABORTED | EADDRINUSE | EADDRNOTAVAIL | EAFNOSUPPORT | EINVAL | EMFILE | ENFILE | ENOMEM
         | ENOBUFS | EAGAIN | EPERM | EACCES => Reason::Failed(error),
         _ => {
-            route::remember(Subject::Host(to.address()), Outcome::Silent);
+            route::remember(Fact::Silent(to.address()));
             if error == ETIMEDOUT { Reason::Silent } else { Reason::Failed(error) }
         }
     }
 }
 
-/// Called when TCP is connected. If the port has rejected RDMA, remembers this.
-pub fn accepted_by_tcp(to: &SockAddr, reason: Reason) {
+/// If a port has rejected RDMA, remembers this for at most `seconds`.
+fn remember_rejection(to: &SockAddr, reason: Reason, seconds: u64) {
     if reason == Reason::Rejected {
-        route::remember(Subject::Port(to.address(), to.port()), Outcome::Rejected);
+        route::remember_for(seconds, Fact::Rejected(to.address(), to.port()));
     }
-}
-
-/// Called when RDMA was rejected and TCP is about to be tried. Remembers the rejection for a short
-/// time only: a client that retries until the server has started must soon try RDMA again.
-pub fn rejected(to: &SockAddr) {
-    route::remember_for(REJECTED_SECONDS, Subject::Port(to.address(), to.port()), Outcome::Rejected);
 }
 
 /// The most attempts of a process at a time.
@@ -357,11 +351,9 @@ impl Attempt {
         if let (Some(entry), Some(to)) = (entry, to) {
             // Log before the program learns the result and can log its close(2).
             log::connection(fd, &to, result.err().unwrap_or(Reason::Connected));
-            if result.is_err() {
+            if let Err(reason) = result {
                 transition::connect_tcp(copy, &to);
-                if result == Err(Reason::Rejected) {
-                    rejected(&to);
-                }
+                remember_rejection(&to, reason, REJECTED_SECONDS);
                 // Close the duplicate before the program learns the result: the program may close
                 // its socket, and bind another one to the port.
                 self.close_tcp();
@@ -510,10 +502,9 @@ mod tests {
         let remembered = |number, error| {
             let to = SockAddr::new(Ipv4Addr::new(203, 0, 113, number).into(), 1);
             ended(&to, error);
-            route::find(Subject::Host(to.address()))
+            route::is_known(Fact::Silent(to.address()))
         };
-        let silent = Some(Outcome::Silent);
-        assert_eq!([ECONNRESET, ECONNREFUSED, EMFILE].map(|error| remembered(1, error)), [None; 3]);
-        assert_eq!([ETIMEDOUT, libc::EHOSTUNREACH].map(|error| remembered(2, error)), [silent; 2]);
+        assert_eq!([ECONNRESET, ECONNREFUSED, EMFILE].map(|error| remembered(1, error)), [false; 3]);
+        assert_eq!([ETIMEDOUT, libc::EHOSTUNREACH].map(|error| remembered(2, error)), [true; 2]);
     }
 }

@@ -1,9 +1,9 @@
 //! Whether a connection may use RDMA: by rules, the socket's options, its route, and past attempts.
 //!
-//! The past outcomes for destinations, local addresses and commands are in a hash table of words,
-//! each with an outcome, the second in which it expires, and a hash of its subject. The table is
-//! read and written without a lock. If two subjects have the same hash, which is improbable, a
-//! connection uses TCP where it could use RDMA.
+//! What past attempts have told about destinations, local addresses and commands is in a hash table
+//! of words, each with a hash of a fact and the second in which it expires. The table is read and
+//! written without a lock. If two facts have the same hash, which is improbable, a connection uses
+//! TCP where it could use RDMA.
 
 use core::ffi::c_int;
 use core::net::IpAddr;
@@ -63,16 +63,13 @@ fn source(to: &SockAddr) -> Option<SockAddr> {
 /// Whether rsockets can listen at a local address beside TCP. Connections from the address need
 /// this to use RDMA, too.
 pub fn is_rdma(own: &SockAddr) -> bool {
-    let subject = Subject::Local(own.address());
-    match find(subject) {
-        Some(Outcome::With) => true,
-        Some(_) => false,
-        None => {
-            let shares = tcp::shares_port(own);
-            remember(subject, if shares { Outcome::With } else { Outcome::Without });
-            shares
-        }
-    }
+    let fact = |shares| Fact::Local(own.address(), shares);
+    let known = [true, false].into_iter().find(|&shares| is_known(fact(shares)));
+    known.unwrap_or_else(|| {
+        let shares = tcp::shares_port(own);
+        remember(fact(shares));
+        shares
+    })
 }
 
 /// Fails with the reason that rules out RDMA for an address. Makes no system call, so that nearly
@@ -83,9 +80,9 @@ pub fn ruled_out(to: &SockAddr) -> Result<(), Reason> {
     // The kernel treats an unspecified address as a loopback address.
     Reason::NoRoute.unless(!address.is_unspecified() && !address.is_multicast())?;
     Reason::Rule.unless(config::is_automatic(address, port))?;
-    Reason::NoDevice.unless(find(Subject::Beyond(address)).is_none())?;
-    Reason::WasSilent.unless(find(Subject::Host(address)).is_none())?;
-    Reason::WasRejected.unless(find(Subject::Port(address, port)).is_none())
+    Reason::NoDevice.unless(!is_known(Fact::Beyond(address)))?;
+    Reason::WasSilent.unless(!is_known(Fact::Silent(address)))?;
+    Reason::WasRejected.unless(!is_known(Fact::Rejected(address, port)))
 }
 
 /// Fails with the reason if `fd` may not use RDMA to an address that is not [ruled out](ruled_out).
@@ -99,7 +96,7 @@ pub fn allows_rdma(fd: c_int, to: &SockAddr) -> Result<(), Reason> {
         return Ok(());
     }
     if bound.is_none() {
-        remember(Subject::Beyond(to.address()), Outcome::Without);
+        remember(Fact::Beyond(to.address()));
     }
     Err(Reason::NoDevice)
 }
@@ -132,61 +129,51 @@ fn for_early_options(fd: c_int, mut set: impl FnMut(c_int, c_int, c_int)) {
     }
 }
 
-/// An outcome that is remembered.
+/// What is remembered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum Fact {
     /// A host did not answer over RDMA.
-    Silent,
+    Silent(IpAddr),
     /// A host rejected RDMA at a port where it accepted TCP.
-    Rejected,
-    /// Rsockets cannot listen at a local address, beside TCP.
-    Without,
-    /// Rsockets can listen at a local address, beside TCP.
-    With,
-    /// A child of a command has used the connection that its parent had made.
-    UsedByChild,
-}
-
-impl Outcome {
-    const ALL: [Outcome; 5] =
-        [Outcome::Silent, Outcome::Rejected, Outcome::Without, Outcome::With, Outcome::UsedByChild];
-}
-
-/// What an outcome is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Subject {
-    /// A host that did not answer.
-    Host(IpAddr),
-    /// A host to which no route through an RDMA device leads.
+    Rejected(IpAddr, u16),
+    /// No route through an RDMA device leads to a host.
     Beyond(IpAddr),
-    Port(IpAddr, u16),
-    Local(IpAddr),
-    /// A command, by a hash of its words.
-    Command(u64),
+    /// Whether rsockets can listen at a local address, beside TCP.
+    Local(IpAddr, bool),
+    /// A child of a command has used the connection that its parent had made. The command is a hash
+    /// of its words.
+    UsedByChild(u64),
+}
+
+impl Fact {
+    fn is_of_command(self) -> bool {
+        matches!(self, Fact::UsedByChild(_))
+    }
 }
 
 /// The number of words, and the number that one hash may use.
 pub const MAX_REMEMBERED: usize = 1024;
 const WAYS: usize = 4;
-/// A word has the hash's upper bits, three bits for the outcome, and the second when it expires.
+/// A word has the hash's upper bits, a bit for the facts of commands, and the second when it
+/// expires.
 const TIME_BITS: u32 = 24;
-const OUTCOME_BITS: u32 = 3;
-const HASH_SHIFT: u32 = TIME_BITS + OUTCOME_BITS;
 const TIME: u64 = (1 << TIME_BITS) - 1;
+const OF_COMMAND: u64 = 1 << TIME_BITS;
+const HASH_SHIFT: u32 = TIME_BITS + 1;
 
 static WORDS: [AtomicU64; MAX_REMEMBERED] = zero();
 
-fn hash(subject: Subject) -> u64 {
+fn hash(fact: Fact) -> u64 {
     let bits = |address| match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
         IpAddr::V6(address) => address.to_bits(),
     };
-    let (kind, subject, port) = match subject {
-        Subject::Host(address) => (1, bits(address), 0),
-        Subject::Port(address, port) => (2, bits(address), port),
-        Subject::Local(address) => (3, bits(address), 0),
-        Subject::Beyond(address) => (4, bits(address), 0),
-        Subject::Command(command) => (5, u128::from(command), 0),
+    let (kind, subject, port) = match fact {
+        Fact::Silent(address) => (1, bits(address), 0),
+        Fact::Rejected(address, port) => (2, bits(address), port),
+        Fact::Local(address, shares) => (3, bits(address), shares.into()),
+        Fact::Beyond(address) => (4, bits(address), 0),
+        Fact::UsedByChild(command) => (5, u128::from(command), 0),
     };
     hash_of([kind, u64::from(port), (subject >> 64) as u64, subject as u64])
 }
@@ -200,10 +187,9 @@ fn hash_of(pieces: impl IntoIterator<Item = u64>) -> u64 {
     })
 }
 
-/// The command of this process, as a hash of its command line, and whether a child of this command
-/// is known to have used its parent's connection. Both are determined by the first call, and then
-/// kept.
-fn command() -> (Subject, bool) {
+/// The fact that a child of this command, a hash of the command line, has used its parent's
+/// connection, and whether it is known. Both are determined by the first call, and then kept.
+fn command() -> (Fact, bool) {
     static COMMAND: AtomicU64 = AtomicU64::new(0);
     const IS_READ: u64 = 1;
     const IS_KNOWN: u64 = 2;
@@ -212,27 +198,26 @@ fn command() -> (Subject, bool) {
         let mut words = [0; 1024];
         let len = errno::keeping(|| config::read_file(c"/proc/self/cmdline", &mut words));
         word = hash_of(words[..len].iter().map(|&byte| u64::from(byte))) & !IS_KNOWN | IS_READ;
-        let known = if find(Subject::Command(word)).is_some() { IS_KNOWN } else { 0 };
-        word |= known;
+        word |= if is_known(Fact::UsedByChild(word)) { IS_KNOWN } else { 0 };
         COMMAND.store(word, Ordering::Relaxed);
     }
-    (Subject::Command(word & !IS_KNOWN), word & IS_KNOWN != 0)
+    (Fact::UsedByChild(word & !IS_KNOWN), word & IS_KNOWN != 0)
 }
 
 /// Called when a child uses a connection that its parent has made. The connection ends with the
 /// parent, so the next process that runs the same command connects over TCP.
 #[cold]
 pub fn used_by_child() {
-    store(command().0, Outcome::UsedByChild, longest(Outcome::UsedByChild));
+    remember(command().0);
 }
 
 /// The words for silent hosts and for commands, which the user's processes share: otherwise each
 /// run of a program that makes one connection would wait, or lose the connection, again.
 static SHARED: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 
-fn words_for(subject: Subject, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
+fn words_for(fact: Fact, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
     let first = hash as usize % (MAX_REMEMBERED / WAYS) * WAYS;
-    let shared = if matches!(subject, Subject::Host(_) | Subject::Command(_)) { shared() } else { None };
+    let shared = if matches!(fact, Fact::Silent(_) | Fact::UsedByChild(_)) { shared() } else { None };
     shared.unwrap_or(&WORDS)[first..first + WAYS].iter()
 }
 
@@ -280,49 +265,43 @@ fn second() -> u64 {
 /// exceed [`longest`]: half a turn after a word has expired, its second would be ahead again.
 fn is_current(word: u64, now: u64) -> bool {
     let left = (word & TIME).wrapping_sub(now) & TIME;
-    word != 0 && (1..=longest(outcome(word))).contains(&left)
+    word != 0 && (1..=longest(word & OF_COMMAND != 0)).contains(&left)
 }
 
-/// Returns the outcome of a word.
-fn outcome(word: u64) -> Outcome {
-    let number = word >> TIME_BITS & ((1 << OUTCOME_BITS) - 1);
-    Outcome::ALL.get(number as usize).copied().unwrap_or(Outcome::Silent)
-}
-
-/// How long an outcome is remembered, in seconds: as configured, but three weeks for commands,
-/// since finding out again would cost a connection.
-fn longest(outcome: Outcome) -> u64 {
-    match (outcome, (config::remember() as u64).min(TIME / 2)) {
-        (Outcome::UsedByChild, 1..) => 21 * 24 * 3600,
-        (_, configured) => configured,
+/// How long a fact is remembered, in seconds: as configured, but three weeks for commands, since
+/// finding out again would cost a connection.
+fn longest(is_of_command: bool) -> u64 {
+    match (config::remember() as u64).min(TIME / 2) {
+        1.. if is_of_command => 21 * 24 * 3600,
+        configured => configured,
     }
 }
 
-/// Returns the outcome that is remembered for a subject and has not expired.
-pub fn find(subject: Subject) -> Option<Outcome> {
-    let (hash, now) = (hash(subject), second());
-    let mut words = words_for(subject, hash).map(|word| word.load(Ordering::Relaxed));
-    let word = words.find(|&word| word >> HASH_SHIFT == hash >> HASH_SHIFT && is_current(word, now))?;
-    Some(outcome(word))
+/// Whether a fact is remembered and has not expired.
+pub fn is_known(fact: Fact) -> bool {
+    let (hash, now) = (hash(fact), second());
+    let mut words = words_for(fact, hash).map(|word| word.load(Ordering::Relaxed));
+    words.any(|word| word >> HASH_SHIFT == hash >> HASH_SHIFT && is_current(word, now))
 }
 
-/// Remembers an outcome for as long as the configuration says.
-pub fn remember(subject: Subject, outcome: Outcome) {
-    remember_for(TIME, subject, outcome);
+/// Remembers a fact for as long as the configuration says.
+pub fn remember(fact: Fact) {
+    remember_for(TIME, fact);
 }
 
-/// Remembers an outcome for at most `most` seconds.
-pub fn remember_for(most: u64, subject: Subject, outcome: Outcome) {
-    store(subject, outcome, longest(outcome).min(most));
+/// Remembers a fact for at most `most` seconds.
+pub fn remember_for(most: u64, fact: Fact) {
+    store(fact, longest(fact.is_of_command()).min(most));
 }
 
-fn store(subject: Subject, outcome: Outcome, seconds: u64) {
-    let (hash, now) = (hash(subject), second());
-    let word = hash >> HASH_SHIFT << HASH_SHIFT | (outcome as u64) << TIME_BITS | (now + seconds) & TIME;
+fn store(fact: Fact, seconds: u64) {
+    let (hash, now) = (hash(fact), second());
+    let of_command = if fact.is_of_command() { OF_COMMAND } else { 0 };
+    let word = hash >> HASH_SHIFT << HASH_SHIFT | of_command | (now + seconds) & TIME;
     let is_its = |word: &&AtomicU64| word.load(Ordering::Relaxed) >> HASH_SHIFT == hash >> HASH_SHIFT;
     let is_free = |word: &&AtomicU64| !is_current(word.load(Ordering::Relaxed), now);
     let soonest = |word: &&AtomicU64| (word.load(Ordering::Relaxed) & TIME).wrapping_sub(now) & TIME;
-    let words = || words_for(subject, hash);
+    let words = || words_for(fact, hash);
     let entry = words().find(is_its).or_else(|| words().find(is_free)).or_else(|| words().min_by_key(soonest));
     if let Some(entry) = entry {
         entry.store(word, Ordering::Relaxed);
@@ -429,36 +408,42 @@ mod tests_of_ring {
 mod tests_of_remembered {
     use super::*;
 
-    fn host(number: u32) -> Subject {
-        Subject::Host(IpAddr::from(number.to_be_bytes()))
+    fn host(number: u32) -> Fact {
+        Fact::Silent(IpAddr::from(number.to_be_bytes()))
     }
 
     #[test]
-    fn outcomes_are_found_until_they_expire() {
-        let (port, other) =
-            (Subject::Port(IpAddr::from([10, 0, 0, 1]), 80), Subject::Port(IpAddr::from([10, 0, 0, 1]), 81));
-        for outcome in Outcome::ALL {
-            store(port, outcome, 60);
-            assert_eq!((find(port), find(other)), (Some(outcome), None));
+    fn facts_are_known_until_they_expire() {
+        let address = IpAddr::from([10, 0, 0, 1]);
+        let facts = [
+            Fact::Rejected(address, 80),
+            Fact::Rejected(address, 81),
+            Fact::Beyond(address),
+            Fact::Local(address, false),
+            Fact::Local(address, true),
+        ];
+        for fact in facts {
+            store(fact, 60);
+            assert_eq!(facts.map(is_known), facts.map(|other| other == fact));
+            assert!(!is_known(Fact::Silent(address)));
+            store(fact, 0);
+            assert!(!is_known(fact));
         }
-        assert_eq!(find(Subject::Host(IpAddr::from([10, 0, 0, 1]))), None);
-        store(port, Outcome::Silent, 0);
-        assert_eq!(find(port), None);
     }
 
     #[test]
     fn a_command_is_remembered_for_longer() {
         let week = 7 * 24 * 3600;
-        let (one, other) = (Subject::Command(7), Subject::Command(8));
-        store(one, Outcome::UsedByChild, week);
-        store(other, Outcome::Silent, week);
-        assert_eq!((find(one), find(other)), (Some(Outcome::UsedByChild), None));
+        let (one, other) = (Fact::UsedByChild(7), Fact::Beyond(IpAddr::from([10, 0, 0, 7])));
+        store(one, week);
+        store(other, week);
+        assert_eq!([one, other].map(is_known), [true, false]);
         let (command, _) = command();
         used_by_child();
-        assert_eq!(find(command), Some(Outcome::UsedByChild));
+        assert!(is_known(command));
         // Expire the words: the user's next processes have this memory, too.
-        [one, other, command].into_iter().for_each(|subject| store(subject, Outcome::UsedByChild, 0));
-        assert_eq!(find(command), None);
+        [one, command].into_iter().for_each(|fact| store(fact, 0));
+        assert!(!is_known(command));
     }
 
     #[test]
@@ -474,8 +459,8 @@ mod tests_of_remembered {
     #[test]
     fn the_newest_of_many_are_kept() {
         for number in 0..100_000 {
-            store(host(number), Outcome::Silent, 60);
-            assert_eq!(find(host(number)), Some(Outcome::Silent));
+            store(host(number), 60);
+            assert!(is_known(host(number)));
         }
     }
 }
