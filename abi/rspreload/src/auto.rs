@@ -184,7 +184,7 @@ fn use_forwarded(entry: Entry, how: Use) {
         if slot.listener_port() == 0 {
             route::used_by_child();
         }
-        slot.want(connections::generation_of(entry), how);
+        shared::want(entry.handle as usize, connections::generation_of(entry), how);
     }
 }
 

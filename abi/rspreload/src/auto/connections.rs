@@ -112,20 +112,25 @@ pub fn generation(index: usize) -> u32 {
     PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst))
 }
 
-/// Records an rsocket and its stand-in, for which a slot was claimed. Returns false without memory.
-pub fn enter(index: usize, rsocket: c_int, stand_in: c_int) -> bool {
-    let (Some(private), Ok(word)) = (PRIVATE.get(index), INDEX_OF.get_or_grow(rsocket)) else { return false };
+/// Records an rsocket and its stand-in. Returns the slot that was claimed for them, or frees it and
+/// returns `None` without memory.
+pub fn enter(index: usize, rsocket: c_int, stand_in: c_int) -> Option<&'static Slot> {
+    let (private, slot) = (PRIVATE.get(index)?, shared::slot(index)?);
+    let Ok(word) = INDEX_OF.get_or_grow(rsocket) else {
+        slot.free();
+        return None;
+    };
     private.rsocket.store(rsocket + 1, SeqCst);
     private.stand_in.store(stand_in + 1, SeqCst);
     FORKED.clear(index);
     private.accepted.store(false, SeqCst);
     private.demoted.store(false, SeqCst);
-    private.generation.store(shared::slot(index).map_or(0, Slot::generation), SeqCst);
+    private.generation.store(slot.generation(), SeqCst);
     word.store(index as u32 + 1, SeqCst);
     if USED.set(index) {
         COUNT.fetch_add(1, SeqCst);
     }
-    true
+    Some(slot)
 }
 
 /// The number of connections at which a process stops accepting over RDMA. The other slots are for
@@ -188,26 +193,14 @@ pub fn is_lost(index: usize) -> bool {
     private.accepted.swap(accepted, SeqCst) && accepted && slot.is_sent()
 }
 
-/// Records an rsocket and its stand-in in the slot that was claimed for them. `state` sets the
-/// stand-in's state. Returns `None` without memory.
-fn enter_slot(index: usize, rsocket: c_int, stand_in: c_int, state: fn(&Slot)) -> Option<&'static Slot> {
-    let slot = shared::slot(index)?;
-    if !enter(index, rsocket, stand_in) {
-        slot.free();
-        return None;
-    }
-    state(slot);
-    Some(slot)
-}
-
 /// Sends a stand-in for `rsocket`: connects it to the program's listener at `to`. Returns false if
 /// this fails.
 pub fn send_stand_in(rsocket: c_int, to: &SockAddr) -> bool {
     let names = (rdma::peer(rsocket), rdma::own(rsocket), thread::wake_socket());
     let (Some(peer), Some(own), Some(wake)) = names else { return false };
     let claim = |stand_in: &SockAddr| shared::claim(stand_in, to.port(), (&peer, &own), wake);
-    let Some((stand_in, index)) = with_slot(|| bound_stand_in(&to.with_port(0)), claim) else { return false };
-    let Some(slot) = enter_slot(index, rsocket, stand_in, Slot::send) else {
+    let Some((stand_in, index)) = with_slot(|| bound_socket(&to.with_port(0)), claim) else { return false };
+    let Some(slot) = enter(index, rsocket, stand_in) else {
         close_stand_in(stand_in);
         return false;
     };
@@ -221,15 +214,15 @@ pub fn send_stand_in(rsocket: c_int, to: &SockAddr) -> bool {
     true
 }
 
-/// Makes the socket of a stand-in, and binds it to the address `from`.
-fn bound_stand_in(from: &SockAddr) -> Option<c_int> {
+/// Makes a TCP socket of the library, and binds it to an address.
+fn bound_socket(at: &SockAddr) -> Option<c_int> {
     let kind = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-    let stand_in = open_fds::create(|| next_symbol::socket(from.family(), kind, 0));
-    if stand_in < 0 || kernel::bind(stand_in, from) != 0 {
-        close_stand_in(stand_in);
+    let socket = open_fds::create(|| next_symbol::socket(at.family(), kind, 0));
+    if socket < 0 || kernel::bind(socket, at) != 0 {
+        close_stand_in(socket);
         return None;
     }
-    Some(stand_in)
+    Some(socket)
 }
 
 /// Makes stand-ins until one has a port with a free slot, which `claim` takes. Returns the stand-in
@@ -275,7 +268,7 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<SockAddr> {
     }
     table::prepare(fd).ok()?;
     table::swap(fd, Some(forwarded(fd, index, accepted.generation)));
-    slot.want(accepted.generation, Use::Accepted);
+    shared::want(index, accepted.generation, Use::Accepted);
     log::accepted(fd, &peer, Reason::Forwarded);
     Some(peer)
 }
@@ -287,12 +280,6 @@ fn forwarded(fd: c_int, index: usize, generation: u32) -> Entry {
     let is_v6 = tcp::family(fd) == Some(libc::AF_INET6);
     let family = if is_v6 { FORWARDED_V6 } else { 0 };
     Entry { kind: Kind::Forwarded, flags: generation | family, handle: index as c_int }
-}
-
-/// The entry for a descriptor of a connection that this process, or its parent before fork(2),
-/// owns.
-fn forwarded_own(fd: c_int, index: usize) -> Entry {
-    forwarded(fd, index, generation(index))
 }
 
 /// The generation in a forwarded descriptor's entry.
@@ -310,8 +297,8 @@ pub fn slot_of(entry: Entry) -> Option<&'static Slot> {
 /// `errno`.
 pub fn close(rsocket: c_int) -> c_int {
     let index = index_of(rsocket);
-    if let Some(slot) = index.filter(|&index| FORKED.has(index)).and_then(shared::slot) {
-        slot.want(slot.generation(), Use::Inherited);
+    if let Some(index) = index.filter(|&index| FORKED.has(index)) {
+        request_forwarding(index, Use::Inherited);
         return 0;
     }
     match rsocket::bytes(rsocket, base::private::READABLE_BYTES) {
@@ -338,7 +325,7 @@ pub fn start_forwarding(index: usize) {
     let demote_all = || {
         table::each(|fd, entry| {
             if is_number_of(rsocket, entry) {
-                demote_number(fd, rsocket, |fd| forwarded_own(fd, index));
+                demote_number(fd, rsocket, index);
             }
         });
     };
@@ -358,16 +345,16 @@ pub fn demote_copy(fd: c_int, rsocket: c_int) {
     fence(SeqCst);
     let Some(index) = index_of(rsocket) else { return };
     if PRIVATE.get(index).is_some_and(|private| private.demoted.load(SeqCst)) {
-        demote_number(fd, rsocket, |fd| forwarded_own(fd, index));
+        demote_number(fd, rsocket, index);
     }
 }
 
-fn demote_number(fd: c_int, rsocket: c_int, forwarded: impl Fn(c_int) -> Entry) {
+fn demote_number(fd: c_int, rsocket: c_int, index: usize) {
     // epoll_ctl(2) on `fd` waits until this is dropped.
     let moving = Moving::begin(fd);
     // Try again if another thread has changed the entry's flags.
     while let Some(entry) = table::get(fd).filter(|&entry| is_number_of(rsocket, entry)) {
-        if table::replace(fd, Some(entry), Some(forwarded(fd))) {
+        if table::replace(fd, Some(entry), Some(forwarded(fd, index, generation(index)))) {
             epoll::hand_over_to_kernel(fd, entry);
             drop(moving);
             rsocket::drop_reference(entry);
@@ -380,14 +367,19 @@ fn demote_number(fd: c_int, rsocket: c_int, forwarded: impl Fn(c_int) -> Entry) 
 /// Fails with the reason why that is not possible.
 pub fn forward_from_now(fd: c_int, rsocket: c_int, how: Use) -> Result<(), Reason> {
     let index = index_with_stand_in(fd, rsocket)?;
-    let slot = shared::slot(index).ok_or(Reason::Slots)?;
     if !thread::wake() {
-        return Err(Reason::NoStandIn(errno::get()));
+        return Err(failed());
     }
     start_forwarding(index);
-    FORKED.set(index);
-    slot.want(slot.generation(), how);
+    request_forwarding(index, how);
     Ok(())
+}
+
+/// Tells the library's thread that another process may use a connection of this process from now
+/// on, so that it forwards the data.
+pub fn request_forwarding(index: usize, how: Use) {
+    FORKED.set(index);
+    shared::want(index, generation(index), how);
 }
 
 /// Before fork(2): lets the child use each connection by its stand-in.
@@ -424,11 +416,7 @@ fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
 /// program. Forwards the data at once: a program that only reads would not cause it. Returns false
 /// if the connection has no stand-in, without which the program cannot use it.
 pub fn lend(rsocket: c_int) -> bool {
-    let index = index_of(rsocket);
-    let (Some(index), Some(slot)) = (index, index.and_then(shared::slot)) else { return false };
-    FORKED.set(index);
-    slot.want(slot.generation(), Use::Executed);
-    true
+    index_of(rsocket).map(|index| request_forwarding(index, Use::Executed)).is_some()
 }
 
 /// Called when the process ends. Closes its descriptors of connections that other processes may
@@ -492,23 +480,19 @@ fn index_with_stand_in(fd: c_int, rsocket: c_int) -> Result<usize, Reason> {
 /// Gives a connection a stand-in: connects its TCP socket to this process itself. Fails with the
 /// reason for the log.
 fn make_pair(fd: c_int, rsocket: c_int) -> Result<usize, Reason> {
-    let wake = thread::wake_socket().ok_or_else(failed)?;
-    if !shared::prepare() {
-        return Err(failed());
-    }
-    let stand_in = connect(fd, rsocket)?;
-    enter_pair(rsocket, stand_in, wake).inspect_err(|_| {
-        close_stand_in(stand_in);
-        disconnect(fd);
-    })
+    let wake = thread::wake_socket().filter(|_| shared::prepare()).ok_or_else(failed)?;
+    let stand_in = connect(fd, rsocket);
+    let entered =
+        stand_in.and_then(|stand_in| enter_pair(rsocket, stand_in, wake).inspect_err(|_| close_stand_in(stand_in)));
+    entered.inspect_err(|_| disconnect(fd))
 }
 
 /// Claims a slot for a connection and its new stand-in. Returns the index.
 fn enter_pair(rsocket: c_int, stand_in: c_int, wake: (c_int, u64)) -> Result<usize, Reason> {
     let names = rdma::peer(rsocket).zip(rdma::own(rsocket));
     let ((peer, own), end) = names.zip(kernel::own(stand_in)).ok_or_else(failed)?;
-    let index = shared::claim_any(&end, (&peer, &own), wake).ok_or(Reason::Slots)?;
-    enter_slot(index, rsocket, stand_in, Slot::take).ok_or(Reason::NoStandIn(libc::ENOMEM))?;
+    let index = shared::claim(&end, 0, (&peer, &own), wake).ok_or(Reason::Slots)?;
+    enter(index, rsocket, stand_in).ok_or(Reason::NoStandIn(libc::ENOMEM))?;
     thread::watch(index, stand_in);
     Ok(index)
 }
@@ -519,7 +503,7 @@ pub fn in_child() {
     table::each(|fd, entry| {
         if entry.kind == Kind::Socket && is_auto(entry) {
             let index = index_of(entry.handle);
-            table::swap(fd, index.map(|index| forwarded_own(fd, index)));
+            table::swap(fd, index.map(|index| forwarded(fd, index, generation(index))));
         }
     });
     for index in USED.each() {
@@ -529,8 +513,6 @@ pub fn in_child() {
         }
         // Closes the child's copy.
         open_fds::close(private.stand_in.swap(0, SeqCst) - 1);
-    }
-    for index in USED.each() {
         let _ = (USED.clear(index), SENT.clear(index), FORKED.clear(index));
     }
     COUNT.store(0, SeqCst);
@@ -549,26 +531,19 @@ pub fn in_parent() {
 
 /// Connects the TCP socket of a descriptor that was connected by RDMA to this process itself.
 /// Returns the stand-in, or fails with the reason for the log.
-pub fn connect(fd: c_int, rsocket: c_int) -> Result<c_int, Reason> {
-    let (family, at) = (tcp::family(fd).ok_or_else(failed)?, address(fd, rsocket).ok_or_else(failed)?);
-    let listener = next_symbol::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if listener < 0 {
-        return Err(failed());
-    }
-    let listens = kernel::bind(listener, &at) == 0 && next_symbol::listen(listener, 1) == 0;
-    let stand_in = if listens { connect_to(fd, listener) } else { -1 };
-    errno::keeping(|| next_symbol::close(listener));
+fn connect(fd: c_int, rsocket: c_int) -> Result<c_int, Reason> {
+    let listener = address(fd, rsocket).and_then(|at| bound_socket(&at)).ok_or_else(failed)?;
+    let stand_in = if next_symbol::listen(listener, 1) == 0 { connect_to(fd, listener) } else { -1 };
+    open_fds::close(listener);
     if stand_in < 0 {
-        let reason = failed();
-        disconnect(fd);
-        return Err(reason);
+        return Err(failed());
     }
     kernel::fcntl(stand_in, F_SETFL, O_NONBLOCK);
     Ok(stand_in)
 }
 
 /// The reason for a stand-in that could not be made, with `errno`.
-pub fn failed() -> Reason {
+fn failed() -> Reason {
     Reason::NoStandIn(errno::get())
 }
 
@@ -580,7 +555,7 @@ fn address(fd: c_int, rsocket: c_int) -> Option<SockAddr> {
 }
 
 /// Disconnects a socket whose stand-in could not be made, so that the next fork(2) can try again.
-pub fn disconnect(fd: c_int) {
+fn disconnect(fd: c_int) {
     // The family 0 is AF_UNSPEC.
     let (nowhere, len) = (zero::<libc::sockaddr_storage>(), size_of::<libc::sockaddr>() as libc::socklen_t);
     // SAFETY: `nowhere` is readable for at least `len` bytes.

@@ -12,7 +12,8 @@ use crate::calls::tests::connection;
 fn forward(index: usize) -> (Forward, TcpStream, TcpStream) {
     let ((peer, rsocket), (program, stand_in)) = (connection(), connection());
     stand_in.set_nonblocking(true).unwrap();
-    connections::enter(index, rsocket.into_raw_fd(), stand_in.into_raw_fd());
+    assert!(super::super::shared::prepare());
+    connections::enter(index, rsocket.into_raw_fd(), stand_in.into_raw_fd()).unwrap();
     (Forward::begin(index).unwrap(), peer, program)
 }
 

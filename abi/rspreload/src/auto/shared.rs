@@ -3,7 +3,6 @@
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use core::ptr;
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
@@ -70,11 +69,6 @@ plain! { Slot }
 
 static SLOTS: Once<[Slot; MAX_SLOTS]> = Once::new();
 
-/// The memory, if this process or an ancestor has made it.
-fn slots() -> Option<&'static [Slot; MAX_SLOTS]> {
-    SLOTS.get()
-}
-
 /// Makes the memory, before the first connection. Returns false if there is not enough.
 pub fn prepare() -> bool {
     SLOTS.get_or_make(libc::MAP_SHARED, |_| ()).is_some()
@@ -102,35 +96,23 @@ fn indexes(port: u16) -> impl Iterator<Item = usize> + Clone {
 
 /// The slot of an index.
 pub fn slot(index: usize) -> Option<&'static Slot> {
-    slots()?.get(index)
+    SLOTS.get()?.get(index)
 }
 
 /// Takes a slot for a connection. `stand_in` is the local address of its stand-in at the owner's
 /// end, `names` are the peer's and the local address, `wake` is the owner's wake-up socket and its
-/// inode. Returns `None` if all slots for the stand-in's port are taken.
+/// inode. Returns `None` if all slots for the stand-in's port are taken. A stand-in without a
+/// listener (port 0) needs no accept(2), is not looked for by its port, and gets any slot.
 pub fn claim(
     stand_in: &SockAddr,
     listener_port: u16,
     names: (&SockAddr, &SockAddr),
     wake: (c_int, u64),
 ) -> Option<usize> {
-    claim_one_of(indexes(stand_in.port()), stand_in, listener_port, names, wake)
-}
-
-/// Takes any slot, for a stand-in that needs no accept(2), and so is not looked for by its port.
-pub fn claim_any(stand_in: &SockAddr, names: (&SockAddr, &SockAddr), wake: (c_int, u64)) -> Option<usize> {
+    let all = SLOTS.get()?;
+    let (state, most) = if listener_port == 0 { (TAKEN, MAX_SLOTS) } else { (SENT, PLACES) };
     let first = indexes(stand_in.port()).next()?;
-    claim_one_of((first..MAX_SLOTS).chain(0..first), stand_in, 0, names, wake)
-}
-
-fn claim_one_of(
-    indexes: impl Iterator<Item = usize> + Clone,
-    stand_in: &SockAddr,
-    listener_port: u16,
-    names: (&SockAddr, &SockAddr),
-    wake: (c_int, u64),
-) -> Option<usize> {
-    let all = slots()?;
+    let indexes = (first..MAX_SLOTS).chain(0..first).take(most);
     let take_from = |slot: &Slot, owner| slot.owner.compare_exchange(owner, process::this(), SeqCst, SeqCst).is_ok();
     let free = |slot: &Slot| take_from(slot, 0);
     let left = |slot: &Slot| {
@@ -148,6 +130,7 @@ fn claim_one_of(
     slot.listener_port.store(listener_port.into(), SeqCst);
     slot.peer.store(names.0);
     slot.own.store(names.1);
+    slot.set_state(state);
     Some(index)
 }
 
@@ -163,7 +146,7 @@ pub struct Accepted {
 /// Finds the stand-in with the address `from` that accept(2) has returned, and marks it as taken.
 /// Returns `None` if the socket is no stand-in for this listener.
 pub fn accepted(from: &SockAddr, listener_port: impl FnOnce() -> Option<u16>) -> Option<Accepted> {
-    let all = slots()?;
+    let all = SLOTS.get()?;
     let find = |index: usize| {
         let slot = all.get(index)?;
         let generation = slot.generation();
@@ -191,23 +174,9 @@ impl Slot {
         self.change(|word| Some(word & !STATE | state));
     }
 
-    fn state(&self) -> u32 {
-        self.word.load(SeqCst) & STATE
-    }
-
-    /// Marks the stand-in as sent, before it is connected.
-    pub fn send(&self) {
-        self.set_state(SENT);
-    }
-
-    /// Marks the stand-in as taken: it needs no accept(2).
-    pub fn take(&self) {
-        self.set_state(TAKEN);
-    }
-
     /// Whether the stand-in waits for accept(2).
     pub fn is_sent(&self) -> bool {
-        self.state() == SENT
+        self.word.load(SeqCst) & STATE == SENT
     }
 
     /// Gives the stand-in of a connection the state `next` if it waits for accept(2). Returns
@@ -254,11 +223,6 @@ impl Slot {
         self.own.load()
     }
 
-    fn index(&self) -> u32 {
-        let start = slots().map_or(0, |slots| slots.as_ptr().addr());
-        ((ptr::from_ref(self).addr() - start) / size_of::<Slot>()) as u32
-    }
-
     /// The 16 bits that tell the connection from those that have had the slot before.
     pub fn generation(&self) -> u32 {
         generation_of(self.word.load(SeqCst))
@@ -277,14 +241,15 @@ impl Slot {
             _ => Use::Executed,
         }
     }
+}
 
-    /// Tells the owner to forward the data of a connection from now on, if the slot still has it.
-    pub fn want(&self, generation: u32, how: Use) {
-        let set = WANTED | how as u32;
-        let is_new = |word| word & set != set && generation_of(word) == generation;
-        if self.change(|word| is_new(word).then_some(word | set)).is_some() {
-            wake(self.wake.load(SeqCst), self.wake_inode.load(SeqCst), self.index());
-        }
+/// Tells the owner to forward the data of a connection from now on, if the slot still has it.
+pub fn want(index: usize, generation: u32, how: Use) {
+    let Some(slot) = slot(index) else { return };
+    let set = WANTED | how as u32;
+    let is_new = |word| word & set != set && generation_of(word) == generation;
+    if slot.change(|word| is_new(word).then_some(word | set)).is_some() {
+        wake(slot.wake.load(SeqCst), slot.wake_inode.load(SeqCst), index as u32);
     }
 }
 
@@ -332,25 +297,19 @@ pub fn tells(own: &SockAddr) -> bool {
         (true, IpAddr::V6(_)) => SockAddr::new(Ipv6Addr::LOCALHOST.into(), own.port()),
         _ => *own,
     };
-    socket(&at, &at).is_some_and(|answer| answer.state == tcp::LISTEN)
+    socket(&at, &at).is_some_and(|(state, _)| state == tcp::LISTEN)
 }
 
 /// Whether a process has accepted the connection from `remote` to `local`, both of this host. False
 /// if the kernel does not report its sockets.
 pub fn has_accepted(local: &SockAddr, remote: &SockAddr) -> bool {
     // Without such a connection the kernel returns the socket that listens at the address.
-    socket(local, remote).is_some_and(|answer| answer.inode != 0 && answer.state != tcp::LISTEN)
+    socket(local, remote).is_some_and(|(state, inode)| inode != 0 && state != tcp::LISTEN)
 }
 
-/// What the kernel reports of a socket.
-struct Answer {
-    state: u8,
-    inode: u32,
-}
-
-/// Asks the kernel for the TCP socket with these addresses. The answer can be read at once, since
-/// the kernel handles a request in the call that sends it.
-fn socket(local: &SockAddr, remote: &SockAddr) -> Option<Answer> {
+/// Asks the kernel for the state and the inode of the TCP socket with these addresses. The answer
+/// can be read at once, since the kernel handles a request in the call that sends it.
+fn socket(local: &SockAddr, remote: &SockAddr) -> Option<(u8, u32)> {
     let (request, mut answer) = (request(local, remote), [0; ANSWER]);
     let received = errno::keeping(|| {
         let fd = next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
@@ -364,15 +323,13 @@ fn socket(local: &SockAddr, remote: &SockAddr) -> Option<Answer> {
     });
     let inode = answer.last_chunk().map_or(0, |inode| u32::from_ne_bytes(*inode));
     let is_answer = received == ANSWER as isize && answer[4..6] == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
-    is_answer.then_some(Answer { state: answer[ANSWER_STATE], inode })
+    is_answer.then_some((answer[ANSWER_STATE], inode))
 }
 
 fn request(local: &SockAddr, remote: &SockAddr) -> [u8; REQUEST] {
     let mut request = [0; REQUEST];
+    base::netlink::write_header(&mut request, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST as u16, 0, 0);
     let mut put = |at: usize, bytes: &[u8]| request[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, &(REQUEST as u32).to_ne_bytes());
-    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    put(6, &(NLM_F_REQUEST as u16).to_ne_bytes());
     let family = if local.address().is_ipv4() { AF_INET } else { AF_INET6 };
     put(16, &[family as u8, libc::IPPROTO_TCP as u8]);
     // The socket may be in any state.
@@ -404,8 +361,6 @@ mod tests_of_shared {
         let (peer, own) = (SockAddr::new([10, 0, 0, 1].into(), 7), SockAddr::new([10, 0, 0, 2].into(), 8));
         let index = claim(&stand_in, 80, (&peer, &own), (-1, 0)).unwrap();
         let is_plain = |name: &SockAddr, port| accepted(name, || Some(port)).is_none();
-        assert!(is_plain(&stand_in, 80), "not sent yet");
-        slot(index).unwrap().send();
         assert!(is_plain(&other, 80) && is_plain(&stand_in, 81));
         let generation = slot(index).unwrap().generation();
         assert_eq!(accepted(&stand_in, || Some(80)), Some(Accepted { index, generation }));
@@ -474,23 +429,22 @@ mod tests_of_shared {
             (SockAddr::new([127, 0, 2, 3].into(), 53_000), SockAddr::new([127, 0, 2, 4].into(), 53_000));
         let index = claim(&stand_in, 80, (&stand_in, &stand_in), (-1, 0)).unwrap();
         let slot = slot(index).unwrap();
-        slot.send();
         let before = slot.generation();
         // The process ends after its stand-in was found, and another one takes the slot and sends
         // its own.
         let take_over = || {
             slot.begin_generation();
             slot.stand_in.store(&other);
-            slot.send();
+            slot.set_state(SENT);
             Some(80)
         };
         assert_eq!(accepted(&stand_in, take_over), None);
         assert!(slot.is_sent(), "the other process's stand_in was taken");
-        slot.want(before, Use::Accepted);
+        want(index, before, Use::Accepted);
         assert!(!slot.is_wanted(), "for the connection that the slot had before");
         let generation = slot.generation();
         assert_eq!(accepted(&other, || Some(80)), Some(Accepted { index, generation }));
-        slot.want(generation, Use::Accepted);
+        want(index, generation, Use::Accepted);
         assert!(slot.is_wanted());
         slot.free();
         assert!(!slot.is_wanted());

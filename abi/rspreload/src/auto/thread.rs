@@ -312,8 +312,7 @@ fn handle_stand_in(index: usize, slot: &Slot, events: c_int) {
     {
         // A child has sent data, or the last process has closed the socket; or this process has
         // sent data by a call that is not intercepted, such as one of io_uring.
-        connections::FORKED.set(index);
-        slot.want(slot.generation(), Use::Inherited);
+        connections::request_forwarding(index, Use::Inherited);
     }
 }
 
