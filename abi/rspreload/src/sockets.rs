@@ -1,7 +1,7 @@
 //! IPv4 and IPv6 addresses, and calls on kernel sockets and rsockets that take references in place
 //! of pointers.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_short};
 use core::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::SeqCst;
@@ -264,14 +264,14 @@ macro_rules! sockets {
                 unsafe { $from::$poll(list.as_mut_ptr(), list.len() as nfds_t, timeout) }
             }
 
-            pub fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> isize {
+            pub fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> Result<usize, c_int> {
                 // SAFETY: `bytes` is writable for its length.
-                unsafe { $from::$recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags) }
+                moved(unsafe { $from::$recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags) })
             }
 
-            pub fn send(fd: c_int, bytes: &[u8], flags: c_int) -> isize {
+            pub fn send(fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize, c_int> {
                 // SAFETY: `bytes` is readable for its length.
-                unsafe { $from::$send(fd, bytes.as_ptr().cast(), bytes.len(), flags) }
+                moved(unsafe { $from::$send(fd, bytes.as_ptr().cast(), bytes.len(), flags) })
             }
         }
     };
@@ -285,6 +285,16 @@ sockets! {
 sockets! {
     /// Rsockets.
     rdma: rsocket_abi, raccept(), rbind, rconnect, rfcntl, rgetpeername, rgetsockname, rgetsockopt, rpoll, rrecv, rsend, rsetsockopt
+}
+
+/// Returns the bytes that a call has moved, or the errno with which it has failed.
+fn moved(result: isize) -> Result<usize, c_int> {
+    usize::try_from(result).map_err(|_| errno::get())
+}
+
+/// Whether a kernel descriptor has one of the events, an error or a hang-up.
+pub fn is_ready(fd: c_int, events: c_short) -> bool {
+    kernel::poll(&mut [pollfd { fd, events, revents: 0 }], 0) > 0
 }
 
 /// epoll_ctl(2) of a kernel instance.

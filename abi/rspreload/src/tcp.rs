@@ -15,7 +15,7 @@ use crate::{errno, next_symbol, rsocket, rsocket_abi};
 /// Reads up to `bytes.len()` bytes without consuming them. Returns their number, or the errno of
 /// recv(2).
 pub fn peek(tcp: c_int, bytes: &mut [u8], flags: c_int) -> Result<usize, c_int> {
-    usize::try_from(kernel::receive(tcp, bytes, flags | libc::MSG_PEEK)).map_err(|_| errno::get())
+    kernel::receive(tcp, bytes, flags | libc::MSG_PEEK)
 }
 
 /// Whether nothing has come from the peer so far: no data, no end, no error.

@@ -439,7 +439,9 @@ pub fn drain() {
             next_symbol::close(fd);
         }
     });
-    let others = || USED.each().filter(|&index| FORKED.has(index) && !has_ended(stand_in(index)));
+    // Every process has closed the other end of a stand-in that is ready.
+    let has_ended = |index| sockets::is_ready(stand_in(index), libc::POLLRDHUP);
+    let others = || USED.each().filter(|&index| FORKED.has(index) && !has_ended(index));
     let is_sending = |index| rsocket::bytes(rsocket(index), base::private::UNSENT_BYTES).is_ok_and(|bytes| bytes > 0);
     let is_forwarding = || USED.each().filter_map(shared::slot).any(Slot::is_wanted);
     let until = |time, condition: &dyn Fn() -> bool| {
@@ -456,12 +458,6 @@ pub fn drain() {
         }
         rsocket::reset_when_closed(rsocket(index));
     }
-}
-
-/// Whether every process has closed the other end of a stand-in.
-fn has_ended(stand_in: c_int) -> bool {
-    let mut stand_in = libc::pollfd { fd: stand_in, events: libc::POLLRDHUP, revents: 0 };
-    kernel::poll(core::slice::from_mut(&mut stand_in), 0) > 0
 }
 
 /// Held while a stand-in is made: the TCP socket of a connection can be connected only once.

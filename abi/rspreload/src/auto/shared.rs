@@ -271,7 +271,7 @@ pub const NO_INDEX: u32 = u32::MAX;
 pub fn wake(fd: c_int, inode: u64, index: u32) {
     errno::keeping(|| {
         if socket_inode(fd) == Some(inode) {
-            kernel::send(fd, &index.to_ne_bytes(), libc::MSG_NOSIGNAL);
+            let _ = kernel::send(fd, &index.to_ne_bytes(), libc::MSG_NOSIGNAL);
         }
     });
 }
@@ -314,15 +314,15 @@ fn socket(local: &SockAddr, remote: &SockAddr) -> Option<(u8, u32)> {
     let received = errno::keeping(|| {
         let fd = next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
         if fd < 0 {
-            return -1;
+            return Err(errno::get());
         }
-        kernel::send(fd, &request, MSG_DONTWAIT);
-        let received = kernel::receive(fd, &mut answer, MSG_DONTWAIT);
+        let sent = kernel::send(fd, &request, MSG_DONTWAIT);
+        let received = sent.and_then(|_| kernel::receive(fd, &mut answer, MSG_DONTWAIT));
         next_symbol::close(fd);
         received
     });
     let inode = answer.last_chunk().map_or(0, |inode| u32::from_ne_bytes(*inode));
-    let is_answer = received == ANSWER as isize && answer[4..6] == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
+    let is_answer = received == Ok(ANSWER) && answer[4..6] == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
     is_answer.then_some((answer[ANSWER_STATE], inode))
 }
 

@@ -260,10 +260,7 @@ impl Thread {
                     // The next element is the forward's second descriptor.
                     let revents = [first.revents, self.polled.get(number).map_or(0, |(second, _)| second.revents)];
                     number += 1;
-                    let index = usize::from(index);
-                    if self.forwards.get(index).is_some_and(|forward| !forward.step(revents)) {
-                        self.forwards.remove(index);
-                    }
+                    self.forwards.step(index.into(), revents);
                 }
                 _ if first.revents == 0 => {}
                 Purpose::Wake => self.read_indexes(first.fd),

@@ -14,7 +14,7 @@ use libc::{EADDRINUSE, EAGAIN, F_SETFL, O_NONBLOCK, POLLIN, POLLRDHUP, pollfd};
 
 use super::{Outcome, Role};
 use crate::process::Deadline;
-use crate::sockets::{SockAddr, kernel, rdma};
+use crate::sockets::{SockAddr, is_ready, kernel, rdma};
 use crate::transition::Intent;
 use crate::{errno, rsocket, rsocket_abi, tcp};
 
@@ -49,7 +49,8 @@ pub fn find_word(tcp: c_int, role: Role, intent: Intent) -> Outcome {
 }
 
 fn find_word_to_send(tcp: c_int) -> Outcome {
-    if !is_connected(tcp) {
+    // Not ready: a non-blocking connect(2) is in progress.
+    if !is_ready(tcp, libc::POLLOUT) {
         return Outcome::Later(EAGAIN);
     }
     // A peer that is no server in fork mode may send nothing until it has received data.
@@ -70,12 +71,6 @@ fn find_word_to_send(tcp: c_int) -> Outcome {
         Heard::Word => connect(tcp),
         _ => Outcome::Tcp,
     }
-}
-
-/// Whether the socket is connected. False while a non-blocking connect(2) is in progress.
-fn is_connected(tcp: c_int) -> bool {
-    let mut fds = [pollfd { fd: tcp, events: libc::POLLOUT, revents: 0 }];
-    tcp::poll(&mut fds, &Deadline::after(0))
 }
 
 /// Returns what has arrived. The word arrives in one piece, because it is sent whole and first.
@@ -109,7 +104,7 @@ fn connect(tcp: c_int) -> Outcome {
 
 /// Consumes the word, which the program must not read, and leaves the connection to TCP.
 fn drop_word(tcp: c_int) -> Outcome {
-    kernel::receive(tcp, &mut [0; WORD.len()], libc::MSG_DONTWAIT);
+    let _ = kernel::receive(tcp, &mut [0; WORD.len()], libc::MSG_DONTWAIT);
     Outcome::Tcp
 }
 
@@ -242,5 +237,5 @@ fn close(rsocket: c_int) {
 }
 
 fn send_word(tcp: c_int) -> bool {
-    kernel::send(tcp, &WORD, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == WORD.len() as isize
+    kernel::send(tcp, &WORD, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == Ok(WORD.len())
 }

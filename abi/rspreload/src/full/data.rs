@@ -13,7 +13,7 @@ use super::{descriptors, waits};
 use crate::fds::Fd;
 use crate::memory::zero;
 use crate::process::{Deadline, milliseconds};
-use crate::sockets::{self, kernel};
+use crate::sockets::{self, is_ready};
 use crate::transition::Intent;
 use crate::{auto, calls, errno, table};
 
@@ -376,9 +376,6 @@ fn out_of_pipe(pipe: c_int, to: c_int, len: usize, now: bool) -> ssize_t {
     sent as ssize_t
 }
 
-fn is_ready(pipe: c_int, events: libc::c_short) -> bool {
-    kernel::poll(&mut [pollfd { fd: pipe, events, revents: 0 }], 0) > 0
-}
 #[cfg(test)]
 mod tests_of_offsets {
     use super::*;
