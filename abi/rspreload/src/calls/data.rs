@@ -383,30 +383,17 @@ fn send_pieces(out: c_int, file: c_int, start: off64_t, count: usize, buffer: &m
         if piece.is_empty() {
             break;
         }
-        match send_piece(out, piece) {
-            0 if sent == 0 => return -1,
+        // SAFETY: `piece.len()` bytes at `piece` are readable.
+        match usize::try_from(unsafe { send(out, piece.as_ptr().cast(), piece.len(), 0) }) {
+            Err(_) if sent == 0 => return -1,
+            Ok(part) if part == piece.len() => sent += part,
             part => {
-                sent += part;
-                if part < piece.len() {
-                    break;
-                }
+                sent += part.unwrap_or(0);
+                break;
             }
         }
     }
     sent as ssize_t
-}
-
-/// Returns the number of bytes of `piece` sent before a failure.
-fn send_piece(out: c_int, piece: &[u8]) -> usize {
-    let mut sent = 0;
-    while let Some(rest) = piece.get(sent..).filter(|rest| !rest.is_empty()) {
-        // SAFETY: `rest.len()` bytes at `rest` are readable.
-        match usize::try_from(unsafe { send(out, rest.as_ptr().cast(), rest.len(), 0) }) {
-            Ok(part) if part > 0 => sent += part,
-            _ => break,
-        }
-    }
-    sent
 }
 
 #[cfg(test)]
