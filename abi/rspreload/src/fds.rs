@@ -165,7 +165,6 @@ fn drop_stale(before: Entry) {
 pub fn hold(entry: Entry) -> Option<Entry> {
     match entry.kind {
         Kind::Socket => rsocket::hold(entry),
-        Kind::Pending => Some(fork::copied(entry)),
         Kind::Epoll => table::hold(entry.handle).then_some(entry),
         Kind::Listener => {
             auto::hold(entry);
@@ -173,7 +172,7 @@ pub fn hold(entry: Entry) -> Option<Entry> {
         }
         // First end the attempt: the copy is then of the socket's final kind.
         Kind::Connecting => None,
-        Kind::Forwarded => Some(entry),
+        Kind::Pending | Kind::Forwarded => Some(entry),
     }
 }
 

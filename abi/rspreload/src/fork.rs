@@ -30,16 +30,6 @@ pub fn wanted(domain: c_int, kind: c_int) -> bool {
     (domain == libc::AF_INET || domain == libc::AF_INET6) && kind == libc::SOCK_STREAM && config::fork_safe()
 }
 
-/// Returns the entry of a new socket.
-pub fn new_entry() -> Entry {
-    Role::Fresh.entry()
-}
-
-/// Returns the entry of a connection that a pending listener has accepted.
-pub fn accepted_entry() -> Entry {
-    Role::Passive.entry()
-}
-
 /// connect(2) of a pending socket.
 ///
 /// # Safety
@@ -97,11 +87,6 @@ pub fn stay_tcp(fd: c_int, entry: Entry) -> bool {
     true
 }
 
-/// Returns the entry for a copy of a pending socket's descriptor.
-pub fn copied(entry: Entry) -> Entry {
-    Role::of(entry).entry()
-}
-
 // The state of a pending socket, in the flags of its table entry.
 
 /// What the program has done with the socket.
@@ -131,7 +116,8 @@ impl Role {
         }
     }
 
-    fn entry(self) -> Entry {
+    /// Returns the entry of a pending socket with this role.
+    pub fn entry(self) -> Entry {
         Entry { kind: Kind::Pending, flags: self as u32, handle: -1 }
     }
 }
@@ -164,7 +150,6 @@ pub enum Outcome {
 fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
     let mut seen = Some(entry);
     loop {
-        let decisions = transition::count();
         let entry = match seen {
             Some(entry @ Entry { kind: Kind::Pending, .. }) => entry,
             Some(Entry { kind: Kind::Socket, handle: rsocket, .. }) => return Ok(Some(rsocket)),
@@ -174,8 +159,7 @@ fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_in
         if role == Role::Fresh || role == Role::Late && intent.sends() {
             return Ok(None);
         }
-        // `seen` may be older than `decisions`, so compare it again before the wait.
-        if is_busy(entry) && (table::get(fd) != Some(entry) || transition::wait(decisions)) {
+        if is_busy(entry) && transition::wait_for_change(fd, entry) {
             seen = table::get(fd);
             continue;
         }

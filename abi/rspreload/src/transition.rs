@@ -58,22 +58,15 @@ const DECISION_TIMEOUT: i64 = 60;
 /// Number of decisions so far. Threads wait for it as a futex.
 static DECISIONS: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the number of decisions so far, for [`wait`].
-pub fn count() -> u32 {
-    DECISIONS.load(Ordering::SeqCst)
-}
-
-/// Waits for a decision after the first `seen` ones. Returns false on a time-out.
-pub fn wait(seen: u32) -> bool {
-    sleep_while(&DECISIONS, seen, DECISION_TIMEOUT)
-}
-
-/// Waits until `fd` has an entry other than `entry`, or until a wait times out.
-pub fn wait_for_change(fd: c_int, entry: Entry) {
+/// Waits until `fd` has an entry other than `entry`. Returns false if a wait times out.
+pub fn wait_for_change(fd: c_int, entry: Entry) -> bool {
     loop {
-        let decisions = count();
-        if table::get(fd) != Some(entry) || !wait(decisions) {
-            return;
+        let decisions = DECISIONS.load(Ordering::SeqCst);
+        if table::get(fd) != Some(entry) {
+            return true;
+        }
+        if !sleep_while(&DECISIONS, decisions, DECISION_TIMEOUT) {
+            return false;
         }
     }
 }

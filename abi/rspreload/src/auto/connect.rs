@@ -456,7 +456,9 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<ep
     let result = is_under_way.then(|| members::control(epfd, op, fd, event));
     drop(moving);
     match result {
-        None => transition::wait_for_change(fd, entry),
+        None => {
+            transition::wait_for_change(fd, entry);
+        }
         Some(Err(libc::E2BIG)) => slot.finish(Err(Reason::Instances)),
         Some(result) => return Some(result.map_or_else(errno::fail, |()| 0)),
     }

@@ -33,7 +33,7 @@ exports! {
             return members::begin(kernels());
         }
         if fork::wanted(domain, plain) {
-            return enter_pending(next_symbol::socket(domain, kind, protocol), fork::new_entry());
+            return enter_pending(next_symbol::socket(domain, kind, protocol), fork::Role::Fresh.entry());
         }
         errno::keeping(|| make(domain, kind, protocol)).unwrap_or_else(|_| kernels())
     }
@@ -57,7 +57,7 @@ exports! {
                 Err(EBADF) if auto::is_auto(entry) => errno::fail(EINVAL),
                 Err(why) => errno::fail(why),
             },
-            Fd::Pending(_) => enter_pending(next_symbol::accept4(fd, addr, len, flags), fork::accepted_entry()),
+            Fd::Pending(_) => enter_pending(next_symbol::accept4(fd, addr, len, flags), fork::Role::Passive.entry()),
             Fd::Kernel | Fd::Epoll | Fd::Connecting(_) | Fd::Tracked(_) => {
                 auto::accept(fd, addr, len, |addr, len| fds::on_new_fd(next_symbol::accept4(fd, addr, len, flags)))
             }

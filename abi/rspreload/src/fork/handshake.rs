@@ -133,7 +133,8 @@ pub fn accept(tcp: c_int) -> Outcome {
     }
     let Some(listener) = listen(tcp, &own) else { return Outcome::Tcp };
     let is_heard = tcp::is_silent(tcp) && send_word(tcp);
-    let rsocket = if is_heard { Arrivals::new(listener, peer).wait(tcp) } else { None };
+    let arrivals = Arrivals { listener, peer, rsocket: -1, is_exact: false, are_several: false };
+    let rsocket = if is_heard { arrivals.wait(tcp) } else { None };
     close(listener);
     rsocket.map_or(Outcome::Tcp, Outcome::Rsocket)
 }
@@ -173,10 +174,6 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    fn new(listener: c_int, peer: SockAddr) -> Arrivals {
-        Arrivals { listener, peer, rsocket: -1, is_exact: false, are_several: false }
-    }
-
     /// Waits for the peer's rsocket, and for the end of the TCP connection. Returns the rsocket, or
     /// `None` if the connection stays TCP.
     fn wait(mut self, tcp: c_int) -> Option<c_int> {
