@@ -42,6 +42,7 @@ pub use crate::transition::is_auto;
 pub use connect::connect;
 pub use kernel_options::purpose_of;
 pub use listeners::{hold, release};
+pub use shared::is_used as has_stand_ins;
 
 /// Prepares a call on a descriptor that attempts to connect over RDMA: shutdown(2) ends the
 /// attempt, a blocking call waits for its end. Returns the errno with which a non-blocking call
@@ -96,12 +97,6 @@ pub fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
     result
 }
 
-/// Whether accept(2) must look for stand-ins.
-#[inline(always)]
-pub fn has_stand_ins() -> bool {
-    shared::is_used()
-}
-
 /// accept(2) on a kernel socket, by `next`, which leaves no table entry for the new descriptor.
 ///
 /// # Safety
@@ -113,7 +108,7 @@ pub unsafe fn accept(
     len: *mut socklen_t,
     next: impl Fn(*mut sockaddr, *mut socklen_t) -> c_int,
 ) -> c_int {
-    if !has_stand_ins() || !addr.is_null() && len.is_null() {
+    if !shared::is_used() || !addr.is_null() && len.is_null() {
         return next(addr, len);
     }
     loop {

@@ -70,11 +70,7 @@ fn string(name: &CStr) -> Option<&'static [u8]> {
     }
 }
 
-/// Returns an environment variable that is an unsigned number and nothing else.
-fn unsigned(name: &CStr) -> Option<u32> {
-    number(string(name)?)
-}
-
+/// Returns text that is an unsigned number and nothing else.
 fn number(text: &[u8]) -> Option<u32> {
     core::str::from_utf8(text).ok()?.parse().ok()
 }
@@ -119,10 +115,10 @@ impl Settings {
         self.len = read_file(FILE, &mut self.text);
         self.auto_len = read_file(auto_config::FILE, &mut self.auto_text);
         self.logs = string(c"RDMACM_LOG").is_some_and(|value| !value.is_empty() && value != b"0");
-        let number = |number: u32| c_int::try_from(number).ok();
+        let int = |number: u32| c_int::try_from(number).ok();
         self.mode = string(c"RS_MODE").and_then(Mode::named).or_else(|| self.auto_config().mode(program()));
-        self.timeout = unsigned(c"RS_TIMEOUT").or_else(|| self.auto_config().timeout()).and_then(number);
-        self.remember = unsigned(c"RS_REMEMBER").or_else(|| self.auto_config().remember()).and_then(number);
+        self.timeout = string(c"RS_TIMEOUT").and_then(number).or_else(|| self.auto_config().timeout()).and_then(int);
+        self.remember = string(c"RS_REMEMBER").and_then(number).or_else(|| self.auto_config().remember()).and_then(int);
     }
 }
 
@@ -138,10 +134,9 @@ pub fn read_file(name: &CStr, text: &mut [u8]) -> usize {
     let fd = sockets::open(name, O_RDONLY);
     while let Some(rest) = text.get_mut(len..).filter(|rest| fd >= 0 && !rest.is_empty()) {
         match usize::try_from(sockets::read(fd, rest)) {
-            Ok(0) => break,
-            Ok(more) => len += more,
+            Ok(more @ 1..) => len += more,
             Err(_) if errno::get() == EINTR => {}
-            Err(_) => break,
+            _ => break,
         }
     }
     if fd >= 0 {

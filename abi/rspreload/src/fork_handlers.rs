@@ -7,7 +7,8 @@
 
 use libc::pid_t;
 
-use crate::{auto, errno, open_fds, process, rsocket, table, transition};
+use crate::sockets::rdma;
+use crate::{auto, errno, open_fds, process, table, transition};
 
 /// Registers the handlers. If this fails for lack of memory, children of fork(2) are treated as
 /// children of vfork(2): they have no rsockets, and what they close stays open in librdmacm until
@@ -21,7 +22,7 @@ pub fn register() {
 /// it. Returns the result of `fork`.
 pub fn around(fork: impl FnOnce() -> pid_t) -> pid_t {
     let of_librdmacm = |step| {
-        let _ = rsocket::set_option(-1, base::private::LEVEL, base::private::FORK, step);
+        let _ = rdma::set(-1, (base::private::LEVEL, base::private::FORK), &step);
     };
     let any = table::any();
     if any {

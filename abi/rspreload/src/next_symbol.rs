@@ -52,24 +52,18 @@ pub trait Failure {
     const FAILURE: Self;
 }
 
-impl Failure for c_int {
-    const FAILURE: Self = -1;
+macro_rules! failures {
+    ($($type:ty: $failure:expr;)*) => {
+        $(impl Failure for $type { const FAILURE: Self = $failure; })*
+    };
 }
 
-impl Failure for isize {
-    const FAILURE: Self = -1;
-}
-
-impl Failure for c_long {
-    const FAILURE: Self = -1;
-}
-
-impl Failure for () {
-    const FAILURE: Self = ();
-}
-
-impl Failure for *mut FILE {
-    const FAILURE: Self = ptr::null_mut();
+failures! {
+    c_int: -1;
+    isize: -1;
+    c_long: -1;
+    (): ();
+    *mut FILE: ptr::null_mut();
 }
 
 /// Fails with `ENOSYS`: there is no next definition, because the C library is older than the call.

@@ -14,11 +14,6 @@ use crate::sockets::{self, kernel};
 use crate::table::Growing;
 use crate::{errno, next_symbol};
 
-/// Returns the soft limit of RLIMIT_NOFILE, or `None` if it is unknown.
-pub fn limit() -> Option<libc::rlim_t> {
-    limits().map(|limit| limit.rlim_cur)
-}
-
 /// Duplicates a descriptor for the library, at a high number that the program does not need.
 /// Returns the new descriptor, or -1.
 fn duplicate_high(fd: c_int) -> c_int {
@@ -77,12 +72,8 @@ pub fn status(fd: c_int) -> Option<libc::stat> {
     status_at(fd, c"", libc::AT_EMPTY_PATH)
 }
 
-/// Returns the status of a file, or `None` if fstatat(2) fails.
-pub fn status_of(path: &CStr) -> Option<libc::stat> {
-    status_at(libc::AT_FDCWD, path, 0)
-}
-
-fn status_at(fd: c_int, path: &CStr, flags: c_int) -> Option<libc::stat> {
+/// Returns the result of fstatat(2), or `None` if it fails.
+pub fn status_at(fd: c_int, path: &CStr, flags: c_int) -> Option<libc::stat> {
     let mut status = zero::<libc::stat>();
     // SAFETY: `path` ends with a NUL byte, and `status` is writable.
     let result = unsafe { libc::fstatat(fd, path.as_ptr(), &raw mut status, flags) };
@@ -97,7 +88,7 @@ pub fn is_inheritable(fd: c_int) -> bool {
 
 /// Whether the soft limit permits a descriptor with the number `fd`.
 pub fn is_possible(fd: c_int) -> bool {
-    libc::rlim_t::try_from(fd).is_ok_and(|fd| limit().is_none_or(|limit| fd < limit))
+    libc::rlim_t::try_from(fd).is_ok_and(|fd| limits().is_none_or(|limit| fd < limit.rlim_cur))
 }
 
 /// Calls `call` with each open descriptor in a range. Includes every descriptor that stays open;
@@ -211,16 +202,6 @@ pub fn create_eventfd() -> c_int {
     create(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Makes an eventfd readable.
-pub fn signal_eventfd(fd: c_int) {
-    sockets::write(fd, &1_u64.to_ne_bytes());
-}
-
-/// Makes an eventfd unreadable.
-pub fn clear_eventfd(fd: c_int) {
-    sockets::read(fd, &mut [0; 8]);
-}
-
 /// Whether `fd` is a descriptor of the library.
 pub fn has(fd: c_int) -> bool {
     MARKS.get(fd).is_some_and(|mark| mark.load(Relaxed) != 0)
@@ -245,7 +226,7 @@ mod tests_of_open_fds {
 
     #[test]
     fn relayed_connections_leave_room_in_the_limit() {
-        let quarter = limit().unwrap() as usize / 4;
+        let quarter = limits().unwrap().rlim_cur as usize / 4;
         assert!(has_room(0, quarter, false) && !has_room(0, quarter + 1, false) && !has_room(usize::MAX / 4, 0, false));
     }
 }

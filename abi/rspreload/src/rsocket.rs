@@ -30,7 +30,7 @@ pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         let _ = set_library_option(rsocket, base::private::SIGPIPE);
         // If librdmacm rejects a size, its default stays.
         for (name, value) in config::sizes() {
-            let _ = set_option(rsocket, SOL_RDMA, name, value);
+            let _ = rdma::set(rsocket, (SOL_RDMA, name), &value);
         }
     }
     rsocket
@@ -39,7 +39,7 @@ pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 /// Sets a private option of librdmacm (`rsocket` is -1) or of an rsocket to 1. Fails with the errno
 /// of setsockopt(2).
 pub fn set_library_option(rsocket: c_int, option: c_int) -> Result<(), c_int> {
-    set_option(rsocket, base::private::LEVEL, option, 1)
+    rdma::set(rsocket, (base::private::LEVEL, option), &1)
 }
 
 /// Moves `member` from `side`, an epoll instance of librdmacm, to the program's instance `epfd`, as
@@ -47,11 +47,6 @@ pub fn set_library_option(rsocket: c_int, option: c_int) -> Result<(), c_int> {
 pub fn hand_over(side: c_int, member: c_int, fd: c_int, epfd: c_int) {
     let handover = base::private::Handover { member, fd, epfd };
     let _ = rdma::set(side, (base::private::LEVEL, base::private::HAND_OVER), &handover);
-}
-
-/// Sets an option that is an int. Fails with the errno of setsockopt(2).
-pub fn set_option(rsocket: c_int, level: c_int, name: c_int, value: c_int) -> Result<(), c_int> {
-    rdma::set(rsocket, (level, name), &value)
 }
 
 /// Address and number of librdmacm's marks ([`base::private::Marks`]). The address is NULL until an
@@ -77,17 +72,13 @@ pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Option<T> {
 
 /// Whether librdmacm has marked `fd` as its own; `None` if there are no marks. A mark may be stale:
 /// the program may have closed the descriptor without an intercepted call and reused its number.
+/// Makes no system call.
 #[inline]
-fn has_mark(fd: c_int) -> Option<bool> {
+pub fn has_mark(fd: c_int) -> Option<bool> {
     let words = MARK_WORDS.load(Ordering::Acquire);
     let marks = Marks { words, count: MARK_COUNT.load(Ordering::Relaxed) };
     // SAFETY: `words` points to `count` words of librdmacm, which are never freed.
     (!words.is_null()).then(|| unsafe { marks.has(fd) })
-}
-
-/// Whether librdmacm has marked `fd` as its own. The mark may be stale. Makes no system call.
-pub fn seems_library_fd(fd: c_int) -> bool {
-    has_mark(fd) == Some(true)
 }
 
 /// Whether `fd` is a descriptor of librdmacm, not of the program.
@@ -117,11 +108,12 @@ pub fn flush_on_exit() {
 /// move data. An intercepted F_SETFL changes both.
 pub fn sync_nonblock(fd: c_int, rsocket: c_int) {
     errno::keeping(|| {
-        let mut flags = placeholder_flags(fd);
+        let placeholder_flags = || kernel::fcntl(fd, F_GETFL, 0);
+        let mut flags = placeholder_flags();
         while flags >= 0 {
             rdma::fcntl(rsocket, F_SETFL, flags & O_NONBLOCK);
             // Another thread may have changed the mode of both since the flags were read.
-            let now = placeholder_flags(fd);
+            let now = placeholder_flags();
             if now & O_NONBLOCK == flags & O_NONBLOCK {
                 break;
             }
@@ -132,10 +124,6 @@ pub fn sync_nonblock(fd: c_int, rsocket: c_int) {
             rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK);
         }
     });
-}
-
-fn placeholder_flags(fd: c_int) -> c_int {
-    kernel::fcntl(fd, F_GETFL, 0)
 }
 
 /// Adds a reference to an rsocket. Returns the entry for the descriptor that will hold it, or

@@ -23,7 +23,7 @@ use super::{connections, log, route, thread};
 use crate::epoll::members;
 use crate::memory::{plain, zero};
 use crate::process::Deadline;
-use crate::sockets::{AtomicName, SockAddr, kernel, rdma};
+use crate::sockets::{self, AtomicName, SockAddr, kernel, rdma};
 use crate::table::{Entry, Kind};
 use crate::thread::{CancelDisabled, SignalsBlocked, with_cleanup, without_cancel};
 use crate::transition::Moving;
@@ -367,7 +367,7 @@ impl Attempt {
         drop(moving);
         drop(signals);
         // Wakes the threads that poll the socket.
-        errno::keeping(|| open_fds::signal_eventfd(self.done.load(SeqCst) - 1));
+        errno::keeping(|| sockets::write(self.done.load(SeqCst) - 1, &1_u64.to_ne_bytes()));
         transition::announce();
         self.free();
     }
@@ -393,7 +393,7 @@ impl Attempt {
             self.done.store(new + 1, SeqCst);
             return new >= 0;
         }
-        open_fds::clear_eventfd(self.done.load(SeqCst) - 1);
+        sockets::read(self.done.load(SeqCst) - 1, &mut [0; 8]);
         true
     }
 }

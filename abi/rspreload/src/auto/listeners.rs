@@ -140,7 +140,7 @@ impl Listener {
         let free = self.rsockets.iter().find(|number| number.load(SeqCst) == 0).ok_or(Reason::Busy)?;
         let rsocket = tcp::make_rsocket(at, |rsocket| {
             if self.v6only.load(SeqCst) {
-                let _ = rsocket::set_option(rsocket, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+                let _ = rdma::set(rsocket, (IPPROTO_IPV6, IPV6_V6ONLY), &1);
             }
             if let Some(fd) = fd {
                 route::copy_early_options(fd, rsocket);

@@ -186,7 +186,8 @@ fn report(fd: c_int) {
     let logged = PEERS.get(fd).and_then(AtomicName::take);
     let (Some(own), Some(peer)) = (kernel::own(fd), kernel::peer(fd).or(logged)) else { return };
     let [own, peer] = [own, peer].map(|name| SocketAddr::new(name.address(), name.port()));
-    if info.was_made() {
+    // The connection was established if the peer has acknowledged a segment.
+    if info.delivered[0] != 0 {
         let (sent, received) = info.bytes();
         line(format_args!("close: socket {fd} {own} -> {peer} tcp: sent {sent} bytes, received {received}"));
     } else {
@@ -219,11 +220,6 @@ impl Info {
         let end = matches!(self.state, tcp::CLOSE_WAIT | tcp::LAST_ACK | tcp::CLOSING | tcp::CLOSED);
         let sent = self.sent.saturating_sub(self.sent_again) + u64::from(self.not_sent);
         (sent, self.received.saturating_sub(end.into()))
-    }
-
-    /// Whether the connection was established: the peer has acknowledged a segment.
-    fn was_made(&self) -> bool {
-        self.delivered[0] != 0
     }
 }
 

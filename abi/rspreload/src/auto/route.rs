@@ -15,7 +15,7 @@ use libc::{IPPROTO_IP, IPPROTO_TCP, SO_BINDTODEVICE, SO_MARK, SOCK_CLOEXEC, SOCK
 use super::kernel_options;
 use super::log::Reason;
 use crate::memory::zero;
-use crate::sockets::{SockAddr, kernel};
+use crate::sockets::{SockAddr, kernel, rdma};
 use crate::{config, errno, next_symbol, open_fds, process, rsocket, table, tcp};
 
 /// Whether `fd` is a TCP socket that the configuration lets become an rsocket.
@@ -104,7 +104,7 @@ pub fn allows_rdma(fd: c_int, to: &SockAddr) -> Result<(), Reason> {
 /// Copies the options that an rsocket needs before it connects or listens.
 pub fn copy_early_options(fd: c_int, rsocket: c_int) {
     for_early_options(fd, |level, name, value| {
-        let _ = crate::rsocket::set_option(rsocket, level, name, value);
+        let _ = rdma::set(rsocket, (level, name), &value);
     });
 }
 
@@ -241,7 +241,7 @@ fn map() -> Option<NonNull<AtomicU64>> {
     // new mapping is no longer than the file, which is allocated.
     unsafe {
         let (user, path) = (libc::geteuid(), path.as_mut_ptr().cast());
-        let space = open_fds::status_of(c"/proc/self/ns/net")?.st_ino;
+        let space = open_fds::status_at(libc::AT_FDCWD, c"/proc/self/ns/net", 0)?.st_ino;
         libc::snprintf(path, 80, c"/dev/shm/librspreload.%u.%lu".as_ptr(), user, space);
         let fd = libc::open(path, libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_CLOEXEC, 0o600);
         let is_own = |status: libc::stat| status.st_uid == user && status.st_mode == libc::S_IFREG | 0o600;
@@ -318,7 +318,7 @@ pub fn has_ring() -> bool {
     if known.saturating_add(1_000_000_000) > now {
         return known & HAS != 0;
     }
-    let is_known = |fd| table::get(fd).is_some() || open_fds::has(fd) || rsocket::seems_library_fd(fd);
+    let is_known = |fd| table::get(fd).is_some() || open_fds::has(fd) || rsocket::has_mark(fd) == Some(true);
     let found = open_fds::find_ring(is_known);
     KNOWN.store(now & !HAS | i64::from(found), Ordering::Relaxed);
     found

@@ -98,18 +98,18 @@ enum Purpose {
     Forward(u16),
 }
 
-// SAFETY: all-zero bytes are the variant `Wake`, which has no fields.
-unsafe impl Plain for Purpose {}
-
 /// The most descriptors that are polled at a time.
 const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + 2 * MAX_SLOTS;
 
 /// The descriptors that are polled, and their purposes: the first `count` elements of each.
 struct Polled {
-    fds: &'static mut [pollfd],
-    purposes: &'static mut [Purpose],
+    fds: [pollfd; MAX_FDS],
+    purposes: [Purpose; MAX_FDS],
     count: usize,
 }
+
+// SAFETY: zeros are valid for integers, and for `Purpose` as `Wake`, which has no fields.
+unsafe impl Plain for Polled {}
 
 impl Polled {
     fn push(&mut self, fd: c_int, events: c_short, purpose: Purpose) {
@@ -125,23 +125,21 @@ impl Polled {
 }
 
 struct Thread {
-    polled: Polled,
+    polled: &'static mut Polled,
     forwards: Forwards,
     /// When all connections are checked again.
     look: Deadline,
 }
 
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    let (Some(fds), Some(purposes), Some(forwards)) = (Mapping::new(MAX_FDS), Mapping::new(MAX_FDS), Forwards::new())
-    else {
+    let (Some([polled]), Some(forwards)) = (Mapping::new(1).map(Mapping::leak), Forwards::new()) else {
         RUNNING.store(false, SeqCst);
         return ptr::null_mut();
     };
-    let polled = Polled { fds: fds.leak(), purposes: purposes.leak(), count: 0 };
     let mut thread = Thread { polled, forwards, look: Deadline::after(LOOK_EVERY) };
     loop {
         let timeout = thread.collect();
-        let Polled { fds, count, .. } = &mut thread.polled;
+        let Polled { fds, count, .. } = &mut *thread.polled;
         let ready = rdma::poll(&mut fds[..*count], timeout);
         if ready > 0 {
             thread.handle();

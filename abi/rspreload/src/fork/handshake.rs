@@ -146,7 +146,7 @@ fn listen(tcp: c_int, own: &SockAddr) -> Option<c_int> {
     let end = Deadline::after(HANDSHAKE_TIMEOUT);
     loop {
         let listener = tcp::make_rsocket(own, |rsocket| {
-            let _ = rsocket::set_option(rsocket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+            let _ = rdma::set(rsocket, (libc::SOL_SOCKET, libc::SO_REUSEADDR), &1);
             // Non-blocking: a connection may fail between poll and accept.
             tcp::bind(rsocket, own)
                 && rsocket_abi::rlisten(rsocket, BACKLOG) == 0
