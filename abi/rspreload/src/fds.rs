@@ -5,7 +5,7 @@ use core::ffi::c_int;
 
 use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
-use crate::transition::Intent;
+use crate::transition::{Intent, Target};
 use crate::{auto, epoll, errno, fork, next_symbol, open_fds, process, rsocket};
 
 /// What a descriptor of the program is.
@@ -47,22 +47,12 @@ impl From<Entry> for Fd {
     }
 }
 
-/// Where a call goes.
-pub enum Target {
-    /// To the next definition of its name.
-    Kernel,
-    /// To librdmacm, for this rsocket.
-    Rsocket(c_int),
-    /// Nowhere: it fails with this errno.
-    Fails(c_int),
-}
-
 /// Returns where a call that moves data goes, or `None` if one table look-up does not decide.
 #[inline(always)]
 pub fn data_at_once(fd: c_int) -> Option<Target> {
     match Fd::of(fd) {
-        Fd::Kernel => Some(Target::Kernel),
-        Fd::Rsocket(entry) if entry.is_settled() => Some(Target::Rsocket(entry.handle)),
+        Fd::Kernel => Some(Ok(None)),
+        Fd::Rsocket(entry) if entry.is_settled() => Some(Ok(Some(entry.handle))),
         _ => None,
     }
 }
@@ -77,27 +67,17 @@ pub fn data(fd: c_int, intent: Intent) -> Target {
 #[inline(never)]
 fn decide(fd: c_int, intent: Intent) -> Target {
     match Fd::of(fd) {
-        Fd::Kernel | Fd::Epoll => Target::Kernel,
+        Fd::Kernel | Fd::Epoll => Ok(None),
         Fd::Tracked(entry) => {
             auto::before_use(entry, intent);
-            Target::Kernel
+            Ok(None)
         }
         Fd::Connecting(entry) => {
-            let settled = auto::resolve_attempt(fd, entry, intent);
-            settled.map_or_else(Target::Fails, |()| data(fd, intent))
+            auto::resolve_attempt(fd, entry, intent)?;
+            data(fd, intent)
         }
-        Fd::Rsocket(entry) => {
-            if check_rsocket(fd, entry) {
-                Target::Rsocket(entry.handle)
-            } else {
-                Target::Kernel
-            }
-        }
-        Fd::Pending(entry) => match fork::resolve_pending(fd, entry, intent) {
-            Ok(Some(rsocket)) => Target::Rsocket(rsocket),
-            Ok(None) => Target::Kernel,
-            Err(why) => Target::Fails(why),
-        },
+        Fd::Rsocket(entry) => Ok(check_rsocket(fd, entry).then_some(entry.handle)),
+        Fd::Pending(entry) => fork::resolve_pending(fd, entry, intent),
     }
 }
 
@@ -197,7 +177,7 @@ pub fn release(entry: Entry) -> c_int {
 
 /// Returns whether `fd` still stands for the rsocket `entry`. Called by the first calls that move
 /// data, and by every call on an inherited rsocket. Copies O_NONBLOCK from the placeholder.
-pub fn check_rsocket(fd: c_int, entry: Entry) -> bool {
+fn check_rsocket(fd: c_int, entry: Entry) -> bool {
     if entry.handle == table::CLOSING {
         return true;
     }

@@ -22,7 +22,7 @@ use libc::{EAGAIN, EINPROGRESS, EINTR, c_short, sockaddr, socklen_t};
 use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
 use crate::thread::without_cancel;
-use crate::transition::{self, Intent};
+use crate::transition::{self, Intent, Target};
 use crate::{config, errno, next_symbol, open_fds, rsocket, tcp};
 
 /// Whether a new socket starts as pending. `kind` has no flags.
@@ -44,9 +44,8 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c
     result
 }
 
-/// Decides what a pending socket is, because a call is about to use it. Returns its rsocket, `None`
-/// if the call goes to the kernel, or the errno with which the call fails.
-pub fn resolve_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
+/// Decides what a pending socket is, because a call is about to use it.
+pub fn resolve_pending(fd: c_int, entry: Entry, intent: Intent) -> Target {
     errno::keeping(|| decide_pending(fd, entry, intent))
 }
 
@@ -145,9 +144,8 @@ pub enum Outcome {
     Late,
 }
 
-/// Decides what a pending socket becomes, or waits for the thread that decides. Returns the
-/// rsocket, `None` if the call goes to the kernel, or the errno with which the call fails.
-fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
+/// Decides what a pending socket becomes, or waits for the thread that decides.
+fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Target {
     let mut seen = Some(entry);
     loop {
         let entry = match seen {
@@ -179,7 +177,7 @@ fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Result<Option<c_in
 }
 
 /// Decides if no other thread does. `None` means that the table's entry must be read again.
-fn begin(fd: c_int, entry: Entry, intent: Intent) -> Option<Result<Option<c_int>, c_int>> {
+fn begin(fd: c_int, entry: Entry, intent: Intent) -> Option<Target> {
     // A cancelled thread would leave the entry busy. Decisions have a time-out.
     without_cancel(|_| {
         let busy = Entry { flags: entry.flags | BUSY, ..entry };
@@ -191,7 +189,7 @@ fn begin(fd: c_int, entry: Entry, intent: Intent) -> Option<Result<Option<c_int>
 
 /// Decides what the socket becomes, and stores the final entry in the table. Only the thread that
 /// has set `BUSY` calls it.
-fn decide(fd: c_int, busy: Entry, intent: Intent) -> Result<Option<c_int>, c_int> {
+fn decide(fd: c_int, busy: Entry, intent: Intent) -> Target {
     let tcp = open_fds::duplicate(fd);
     let outcome = match Role::of(busy) {
         _ if tcp < 0 => Outcome::Tcp,
@@ -204,9 +202,8 @@ fn decide(fd: c_int, busy: Entry, intent: Intent) -> Result<Option<c_int>, c_int
 }
 
 /// Stores the outcome in the table if the descriptor still has its busy entry; otherwise the
-/// program has closed it, and the call itself fails. Returns the rsocket, `None` if the call goes
-/// to the kernel, or the errno with which the call fails.
-fn commit(fd: c_int, tcp: c_int, busy: Entry, outcome: Outcome) -> Result<Option<c_int>, c_int> {
+/// program has closed it, and the call itself fails.
+fn commit(fd: c_int, tcp: c_int, busy: Entry, outcome: Outcome) -> Target {
     let (next, result) = match outcome {
         Outcome::Rsocket(rsocket) => return Ok(become_rsocket(fd, tcp, busy, rsocket)),
         Outcome::Tcp => (None, Ok(None)),

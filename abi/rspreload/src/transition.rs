@@ -77,6 +77,10 @@ pub fn announce() {
     wake_all(&DECISIONS);
 }
 
+/// Where a call on a socket goes: to librdmacm for this rsocket, `None` to the next definition of
+/// its name, or nowhere: it fails with this errno.
+pub type Target = Result<Option<c_int>, c_int>;
+
 /// What a call is about to do with a socket that is not decided yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Intent {

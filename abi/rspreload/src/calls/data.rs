@@ -8,7 +8,7 @@ use libc::{
     off64_t, size_t, sockaddr, socklen_t, ssize_t,
 };
 
-use crate::fds::{self, Fd, Target};
+use crate::fds::{self, Fd};
 use crate::memory;
 use crate::sockets::SockAddr;
 use crate::table::{self, Kind};
@@ -29,12 +29,12 @@ macro_rules! forward_data {
                 // SAFETY: the program keeps the C contract of the function.
                 unsafe {
                     match fds::data(fd, $intent) {
-                        Target::Kernel => next_symbol::$name(fd, $($arg),*),
-                        Target::Rsocket(rsocket) => {
+                        Ok(None) => next_symbol::$name(fd, $($arg),*),
+                        Ok(Some(rsocket)) => {
                             let result = rsocket_abi::$to(rsocket, $($arg),*) as ssize_t;
                             finish(fd, result, $asked, || next_symbol::$name(fd, $($arg),*) as ssize_t) as $result
                         }
-                        Target::Fails(why) => errno::fail(why),
+                        Err(why) => errno::fail(why),
                     }
                 }
             }
@@ -43,8 +43,8 @@ macro_rules! forward_data {
                 return errno::fail(why);
             })?
             match fds::data_at_once(fd) {
-                Some(Target::Kernel) => next_symbol::$name(fd, $($arg),*),
-                Some(Target::Rsocket(rsocket)) => {
+                Some(Ok(None)) => next_symbol::$name(fd, $($arg),*),
+                Some(Ok(Some(rsocket))) => {
                     let result = rsocket_abi::$to(rsocket, $($arg),*) as ssize_t;
                     finish(fd, result, $asked, || decided(fd, $($arg),*) as ssize_t) as $result
                 }
@@ -334,11 +334,11 @@ exports! {
 fn send_file(out: c_int, file: c_int, offset: *mut off64_t, len: usize, next: impl FnOnce() -> ssize_t) -> ssize_t {
     match fds::data(out, Intent::Send) {
         // A socket cannot be `file`: the kernel fails with EINVAL, also for a placeholder.
-        Target::Kernel => next(),
+        Ok(None) => next(),
         // Pass the descriptor, not the rsocket, as the library may start to forward the connection.
         // SAFETY: `offset` is NULL or valid: the C contract of sendfile(2).
-        Target::Rsocket(_) => unsafe { send_to(out, file, offset, len) },
-        Target::Fails(why) => errno::fail(why),
+        Ok(Some(_)) => unsafe { send_to(out, file, offset, len) },
+        Err(why) => errno::fail(why),
     }
 }
 
