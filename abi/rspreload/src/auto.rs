@@ -70,7 +70,7 @@ pub fn end_attempt(fd: c_int, entry: Entry) {
 /// Called after `fd`, a copy of an rsocket's descriptor, was given `entry`. If the forwarding of
 /// the connection has begun since `entry` was read, the copy is forwarded, too.
 pub fn copied(fd: c_int, entry: Entry) {
-    if entry.kind == Kind::Socket && is_auto(entry) {
+    if is_auto(entry) {
         errno::keeping(|| connections::demote_copy(fd, entry.handle));
     }
 }
@@ -329,7 +329,7 @@ pub fn release_rsocket(entry: Entry) -> c_int {
 /// Called when a child of vfork(2) copies a descriptor for the program that it will execute: lends
 /// the connection to the program, or logs that the program cannot use it.
 pub fn guest_copies(fd: c_int, entry: Entry) {
-    if entry.kind == Kind::Socket && is_auto(entry) && !connections::lend(entry.handle) {
+    if is_auto(entry) && !connections::lend(entry.handle) {
         log::not_given(fd, "program that is executed with it", log::Reason::NotPrepared);
     }
 }
@@ -362,7 +362,7 @@ pub fn before_spawn() {
 pub fn has_connections() -> bool {
     let mut any = false;
     if is_active() {
-        table::each(|_, entry| any |= entry.kind == Kind::Socket && is_auto(entry));
+        table::each(|_, entry| any |= is_auto(entry));
     }
     any
 }

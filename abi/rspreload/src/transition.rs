@@ -116,14 +116,15 @@ pub const AUTO: u32 = 1;
 /// Bit in the flags of an entry: the program's socket is IPv6, and its rsocket is IPv4.
 pub const MAPPED: u32 = AUTO << 1;
 
-/// Whether an rsocket belongs to automatic mode, where every placeholder is a TCP socket.
+/// Whether an entry is that of an rsocket of automatic mode, where every placeholder is a TCP
+/// socket.
 pub fn is_auto(entry: Entry) -> bool {
-    entry.flags & AUTO != 0
+    entry.kind == Kind::Socket && entry.flags & AUTO != 0
 }
 
 /// Whether `entry` belongs to a descriptor for `rsocket`, an rsocket of automatic mode.
 pub fn is_number_of(rsocket: c_int, entry: Entry) -> bool {
-    entry.kind == Kind::Socket && entry.handle == rsocket && is_auto(entry)
+    is_auto(entry) && entry.handle == rsocket
 }
 
 // The result of an attempt: the descriptor becomes an rsocket, or TCP is connected.

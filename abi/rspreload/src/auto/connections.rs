@@ -401,7 +401,7 @@ pub fn before_spawn() {
 /// child or a program) may use the connection. Logs connections for which this fails.
 fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
     table::each(|fd, entry| {
-        if entry.kind == Kind::Socket && is_auto(entry) && !entry.is_inherited() && is_given(fd) {
+        if is_auto(entry) && !entry.is_inherited() && is_given(fd) {
             match index_with_stand_in(fd, entry.handle) {
                 Ok(index) => {
                     FORKED.set(index);
@@ -497,7 +497,7 @@ fn enter_pair(rsocket: c_int, stand_in: c_int, wake: (c_int, u64)) -> Result<usi
 pub fn in_child() {
     PAIRS.reset();
     table::each(|fd, entry| {
-        if entry.kind == Kind::Socket && is_auto(entry) {
+        if is_auto(entry) {
             let index = index_of(entry.handle);
             table::swap(fd, index.map(|index| forwarded(fd, index, generation(index))));
         }

@@ -261,8 +261,8 @@ fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
         }
         return copy;
     }
-    let (entry, copy) = match hold_current(fd, Some(entry)) {
-        Ok(Some(held)) => held,
+    let copy = match hold_current(fd, entry) {
+        Ok(Some(copy)) => copy,
         Ok(None) => return fds::on_new_fd(next()),
         Err(why) => return errno::fail(why),
     };
@@ -278,66 +278,59 @@ fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     }
     fds::put(new, copy);
     auto::copied(new, copy);
-    if entry.kind == Kind::Forwarded && errno::keeping(|| open_fds::is_inheritable(new)) {
-        auto::execute_with(entry);
+    if copy.kind == Kind::Forwarded && errno::keeping(|| open_fds::is_inheritable(new)) {
+        auto::execute_with(copy);
     }
     new
 }
 
 /// For a copy of `fd`, adds a reference to what is behind it. `entry` is the entry that was read
-/// before. Returns the current entry and the copy's, or `None` if `fd` has no entry. Fails with
-/// `EBADF` if the rsocket is being closed.
-fn hold_current(fd: c_int, mut entry: Option<Entry>) -> Result<Option<(Entry, Entry)>, c_int> {
+/// before. Returns the copy's entry, or `None` if `fd` has no entry any more. Fails with `EBADF` if
+/// the rsocket is being closed.
+fn hold_current(fd: c_int, mut entry: Entry) -> Result<Option<Entry>, c_int> {
     loop {
-        let Some(before) = entry else { return Ok(None) };
-        if before.kind == Kind::Connecting {
-            auto::end_attempt(fd, before);
-        } else if before.kind == Kind::Pending && fork::stay_tcp(fd, before) {
+        if entry.kind == Kind::Connecting {
+            auto::end_attempt(fd, entry);
+        } else if entry.kind == Kind::Pending && fork::stay_tcp(fd, entry) {
             // The entry may have changed: read it again.
-        } else if let Some(copy) = fds::hold(before) {
-            return Ok(Some((before, copy)));
+        } else if let Some(copy) = fds::hold(entry) {
+            return Ok(Some(copy));
         }
-        entry = table::get(fd);
+        let Some(now) = table::get(fd) else { return Ok(None) };
         // An unchanged entry without a reference is being closed. A changed one is tried again.
-        if entry == Some(before) && before.kind != Kind::Connecting {
+        if now == entry && entry.kind != Kind::Connecting {
             return Err(EBADF);
         }
+        entry = now;
     }
 }
 
 fn copy_to(old: c_int, new: c_int) -> c_int {
-    // A child of vfork(2) has descriptors of its own, but its parent's memory: what it opens must
-    // not get an entry there.
-    let is_guest = process::is_guest();
-    let is_rsocket = |entry: Entry| entry.kind == Kind::Connecting || is_auto_rsocket(entry);
-    if new <= libc::STDERR_FILENO && !is_guest && table::get(old).is_some_and(is_rsocket) {
+    if fds::current_entry(new).is_none() && fds::is_library(new) {
+        // The kernel's error for a descriptor that is being opened.
+        return errno::fail(EBUSY);
+    }
+    if process::is_guest() {
+        // A child of vfork(2) has descriptors of its own, but its parent's memory: what it opens
+        // must not get an entry there.
+        if let Some(source) = table::get(old) {
+            auto::execute_with(source);
+            auto::guest_copies(old, source);
+        }
+        return next_symbol::dup2(old, new);
+    }
+    let is_rsocket = |entry: Entry| entry.kind == Kind::Connecting || auto::is_auto(entry);
+    if new <= libc::STDERR_FILENO && table::get(old).is_some_and(is_rsocket) {
         // stdio makes calls that are not intercepted. Without memory it gets an unconnected socket.
         let _ = auto::outside::leave_to_kernel(old);
     }
-    let source = if is_guest { table::get(old) } else { fds::current_entry(old) };
-    if is_taken(new) {
-        return errno::fail(EBUSY);
-    }
-    let copy = source.map_or(Ok(None), |source| {
-        // A child that copies a connection usually executes a program next. Forward the data from
-        // now on, because a program that only reads would not start the forwarding.
-        auto::execute_with(source);
-        if is_guest {
-            auto::guest_copies(old, source);
-            return Ok(None);
-        }
-        prepare_copy(old, source, new)
-    });
-    let copy = match copy {
+    let copy = match fds::current_entry(old).map_or(Ok(None), |source| prepare_copy(old, source, new)) {
         Ok(copy) => copy,
         Err(why) => return errno::fail(why),
     };
     let result = next_symbol::dup2(old, new);
     if result < 0 {
         copy.map(|copy| errno::keeping(|| fds::release(copy)));
-        return result;
-    }
-    if is_guest {
         return result;
     }
     members::forget(new);
@@ -351,24 +344,17 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     result
 }
 
-/// Whether `new` is a descriptor of the library. dup2(2) then fails with EBUSY, the kernel's error
-/// for a descriptor that is being opened.
-fn is_taken(new: c_int) -> bool {
-    fds::current_entry(new).is_none() && fds::is_library(new)
-}
-
-fn is_auto_rsocket(entry: Entry) -> bool {
-    entry.kind == Kind::Socket && auto::is_auto(entry)
-}
-
 /// Returns the entry for the copy `new`, `None` if it needs none. Fails with an errno.
 fn prepare_copy(old: c_int, source: Entry, new: c_int) -> Result<Option<Entry>, c_int> {
+    // A child that copies a connection usually executes a program next. Forward the data from now
+    // on, because a program that only reads would not start the forwarding.
+    auto::execute_with(source);
     // Check `new`, which may be any number, before the table grows for it.
     if !open_fds::is_possible(new) {
         return Err(EBADF);
     }
     table::prepare(new)?;
-    Ok(hold_current(old, Some(source))?.map(|(_, copy)| copy))
+    hold_current(old, source)
 }
 
 fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c_int {
@@ -378,10 +364,14 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
     if cmd == F_SETFD && arg as c_int & FD_CLOEXEC == 0 {
         auto::outside::loses_cloexec(fd);
     }
-    match (cmd, Fd::from(entry)) {
-        (F_DUPFD | F_DUPFD_CLOEXEC, _) => copy_entry(fd, entry, next),
-        (_, Fd::Kernel | Fd::Pending(_) | Fd::Epoll | Fd::Connecting(_) | Fd::Tracked(_)) => next(),
-        (F_GETFL, Fd::Rsocket(_)) => {
+    if matches!(cmd, F_DUPFD | F_DUPFD_CLOEXEC) {
+        return copy_entry(fd, entry, next);
+    }
+    if entry.kind != Kind::Socket {
+        return next();
+    }
+    match cmd {
+        F_GETFL => {
             rsocket::sync_nonblock(fd, entry.handle);
             let flags = rdma::fcntl(entry.handle, cmd, 0);
             // Programs check the access mode, which an rsocket's flags do not contain.
@@ -389,16 +379,16 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
         }
         // Only a kernel socket sends signals (O_ASYNC). `arg` is an int, so the upper half of the
         // register is undefined.
-        (F_SETFL, Fd::Rsocket(_))
-            if arg as c_int & O_ASYNC != 0 && is_auto_rsocket(entry) && auto::outside::leave_to_kernel(fd).is_ok() =>
+        F_SETFL
+            if arg as c_int & O_ASYNC != 0 && auto::is_auto(entry) && auto::outside::leave_to_kernel(fd).is_ok() =>
         {
             next()
         }
-        (F_SETFL, Fd::Rsocket(_)) => set_flags(fd, entry.handle, arg as c_int),
+        F_SETFL => set_flags(fd, entry.handle, arg as c_int),
         // Descriptor flags and locks are the placeholder's. Locks mean nothing for sockets.
-        (F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW, _) => next(),
+        F_GETFD | F_SETFD | F_GETLK | F_SETLK | F_SETLKW | F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW => next(),
         // The placeholder is a TCP socket, which accepts all commands for sockets.
-        (_, Fd::Rsocket(entry)) if auto::is_auto(entry) => next(),
+        _ if auto::is_auto(entry) => next(),
         // Commands for signals, owners and leases would have no effect.
         _ => errno::fail(EINVAL),
     }
