@@ -368,7 +368,7 @@ pub fn has_connections() -> bool {
 }
 
 /// Called before fork(2), also where fork runs no handlers (_Fork(3)).
-pub fn before_fork() {
+pub extern "C" fn before_fork() {
     members::begin_generation();
     if is_active() {
         errno::keeping(connections::before_fork);
@@ -376,7 +376,7 @@ pub fn before_fork() {
 }
 
 /// After fork(2), in the parent.
-pub fn in_parent() {
+pub extern "C" fn in_parent() {
     if is_active() {
         errno::keeping(connections::in_parent);
     }

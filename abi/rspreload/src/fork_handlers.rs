@@ -1,9 +1,9 @@
 //! What the library does around fork(2): one set of handlers in a fixed order.
 //!
 //! The handlers are registered when the library is loaded, after librdmacm's, on which this library
-//! depends: the C library then calls [`before`] ahead of librdmacm's handler, and the other two
-//! after it. In a process without rsockets the only system call of the handlers is getpid(2) in the
-//! child.
+//! depends: the C library then calls [`auto::before_fork`] ahead of librdmacm's handler, and the
+//! other two after it. In a process without rsockets the only system calls of the handlers are
+//! getpid(2) and getrlimit(2) in the child.
 
 use libc::pid_t;
 
@@ -15,44 +15,31 @@ use crate::{auto, errno, open_fds, process, table, transition};
 /// they end.
 pub fn register() {
     // SAFETY: the handlers are functions of this library, which is never unloaded (-z nodelete).
-    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    unsafe { libc::pthread_atfork(Some(auto::before_fork), Some(auto::in_parent), Some(in_child)) };
 }
 
 /// Calls `fork`, a fork that runs no handlers, and does what the handlers would do before and after
 /// it. Returns the result of `fork`.
 pub fn around(fork: impl FnOnce() -> pid_t) -> pid_t {
-    let of_librdmacm = |step| {
-        let _ = rdma::set(-1, (base::private::LEVEL, base::private::FORK), &step);
-    };
     let any = table::any();
-    if any {
-        before();
-        of_librdmacm(base::private::FORK_BEFORE);
-    } else {
-        auto::before_fork();
-    }
-    let child = fork();
-    match (any, child) {
-        (true, 0) => {
-            of_librdmacm(base::private::FORK_IN_CHILD);
-            in_child();
+    let of_librdmacm = |step| {
+        if any {
+            let _ = rdma::set(-1, (base::private::LEVEL, base::private::FORK), &step);
         }
-        (true, _) => errno::keeping(|| {
+    };
+    auto::before_fork();
+    of_librdmacm(base::private::FORK_BEFORE);
+    let child = fork();
+    if child == 0 {
+        of_librdmacm(base::private::FORK_IN_CHILD);
+        in_child();
+    } else {
+        errno::keeping(|| {
             of_librdmacm(base::private::FORK_IN_PARENT);
-            in_parent();
-        }),
-        (false, 0) => process::own(),
-        (false, _) => {}
+            auto::in_parent();
+        });
     }
     child
-}
-
-extern "C" fn before() {
-    auto::before_fork();
-}
-
-extern "C" fn in_parent() {
-    auto::in_parent();
 }
 
 /// Automatic mode comes before the table: it still asks which rsockets the parent has created, and
