@@ -22,6 +22,7 @@ use libc::{
 
 use crate::process::Deadline;
 use crate::table::{self, Entry, Growing, Kind};
+use crate::thread::Lock;
 use crate::{errno, rsocket, rsocket_abi, sockets};
 
 pub mod members;
@@ -61,12 +62,7 @@ pub fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: O
 
 /// Returns the side for the descriptor's index. EPOLL_CTL_ADD creates it if there is none.
 fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
-    let first = match table::get(epfd) {
-        Some(Entry { kind: Kind::Epoll, handle: rsocket, .. }) => Some(rsocket),
-        Some(_) => return Err(EINVAL),
-        None => None,
-    };
-    if let Some(side) = first.and_then(|first| find_side(first, entry.index())) {
+    if let Some(side) = first_side(epfd)?.and_then(|first| find_side(first, entry.index())) {
         return Ok(side);
     }
     match op {
@@ -103,51 +99,61 @@ pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
     });
 }
 
-/// Creates a side. If two threads do so at once, both return the side of the faster one.
+/// Creates a side, or returns the one that another thread has created meanwhile.
 fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
+    let _held = CHANGING.hold();
+    let first = first_side(epfd)?;
+    if let Some(side) = first.and_then(|first| find_side(first, index)) {
+        return Ok(side);
+    }
     table::prepare(epfd)?;
     let side = rsocket_abi::repoll_create(EPOLL_CLOEXEC);
     if side < 0 {
         return Err(errno::get());
     }
-    let result = prepare_side(side, index).and_then(|()| table::first(side, 0)).and_then(|()| enter(epfd, side, index));
-    if result != Ok(side) {
-        rsocket::close(side);
-    }
-    result
+    add_side(epfd, first, side, index).map(|()| side).inspect_err(|_| rsocket::close(side))
 }
 
-/// Adds a side to an instance. Returns the side of another thread if it was added first.
-fn enter(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
+/// Adds a side to an instance whose first side is `first`.
+fn add_side(epfd: c_int, first: Option<c_int>, side: c_int, index: u32) -> Result<(), c_int> {
+    let words = SIDES_OF.get_or_grow(first.unwrap_or(side))?;
+    table::first(side, 0)?;
     // Set it before a wait can get the mark.
     USED.store(true, Ordering::SeqCst);
     if sockets::epoll_ctl(epfd, EPOLL_CTL_ADD, side, Some(mark(side))) != 0 {
         return Err(errno::get());
     }
-    let result = record(epfd, side, index);
-    if result != Ok(side) {
-        sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, side, None);
+    for (number, word) in (0..).zip(words) {
+        if number == index {
+            word.store(side + 1, Ordering::Release);
+        } else if first.is_none() {
+            word.store(0, Ordering::Release);
+        }
     }
-    result
-}
-
-/// Records a side as the table entry of its instance, or in the list of the side that is there.
-/// Returns the side that is recorded for the index.
-fn record(epfd: c_int, side: c_int, index: u32) -> Result<c_int, c_int> {
-    if table::replace(epfd, None, Some(Entry { kind: Kind::Epoll, flags: 0, handle: side })) {
-        return Ok(side);
-    }
-    match table::get(epfd) {
-        Some(Entry { kind: Kind::Epoll, handle: rsocket, .. }) => append_side(rsocket, index, side),
+    let entry = Entry { kind: Kind::Epoll, flags: 0, handle: side };
+    if first.is_none() && !table::replace(epfd, None, Some(entry)) {
         // The descriptor was closed meanwhile, and its number may be in use again.
-        _ => Err(EBADF),
+        sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, side, None);
+        return Err(EBADF);
     }
+    Ok(())
 }
 
 /// Closes the sides of an instance whose last reference is gone. Returns 0.
 pub fn close_sides(first: c_int) -> c_int {
-    take_sides(first, rsocket::close);
+    let _held = CHANGING.hold();
+    for word in SIDES_OF.get(first).into_iter().flatten() {
+        let side = word.swap(0, Ordering::AcqRel) - 1;
+        if side >= 0 {
+            rsocket::close(side);
+        }
+    }
     0
+}
+
+/// In a child of fork(2), which does not have the thread that may hold the lock.
+pub fn in_child() {
+    CHANGING.reset();
 }
 
 /// epoll_wait(2), also for rsockets. `next` waits for the program's instance, for at most the
@@ -233,15 +239,16 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
 /// none.
 static SIDES_OF: Growing<[AtomicI32; table::INDICES]> = Growing::new();
 
-/// Stored for all sides of an instance that is being closed: no side can be added.
-const CLOSED: c_int = -1;
+/// Held while a side is created, and while the sides of an instance are closed.
+static CHANGING: Lock = Lock::new();
 
-/// Makes the new side `side` the only one of its instance. Fails with `ENOMEM`.
-fn prepare_side(side: c_int, index: u32) -> Result<(), c_int> {
-    for (number, word) in (0..).zip(SIDES_OF.get_or_grow(side)?) {
-        word.store(if number == index { side + 1 } else { 0 }, Ordering::Release);
+/// Returns the first side of an instance. Fails for a socket.
+fn first_side(epfd: c_int) -> Result<Option<c_int>, c_int> {
+    match table::get(epfd) {
+        None => Ok(None),
+        Some(Entry { kind: Kind::Epoll, handle: first, .. }) => Ok(Some(first)),
+        Some(_) => Err(EINVAL),
     }
-    Ok(())
 }
 
 /// Returns the side for an index.
@@ -250,60 +257,5 @@ fn find_side(first: c_int, index: u32) -> Option<c_int> {
     (side > 0).then(|| side - 1)
 }
 
-/// Adds a side. Returns the side that has the same index already, if there is one.
-fn append_side(first: c_int, index: u32, new: c_int) -> Result<c_int, c_int> {
-    let word = SIDES_OF.get(first).and_then(|words| words.get(index as usize)).ok_or(EBADF)?;
-    match word.compare_exchange(0, new + 1, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => Ok(new),
-        Err(CLOSED) => Err(EBADF),
-        Err(side) => Ok(side - 1),
-    }
-}
-
-/// Calls `each` with each side and removes it. No side can be added afterwards.
-fn take_sides(first: c_int, mut each: impl FnMut(c_int)) {
-    for word in SIDES_OF.get(first).into_iter().flatten() {
-        let side = word.swap(CLOSED, Ordering::AcqRel);
-        if side > 0 {
-            each(side - 1);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests;
-
-#[cfg(test)]
-mod tests_of_sides {
-    use super::*;
-
-    // Descriptors that no test opens: all tests of this program share the sides.
-    const FAR: c_int = 2_500_000;
-
-    #[test]
-    fn there_is_one_side_for_each_index() {
-        prepare_side(FAR, 5).unwrap();
-        assert_eq!(append_side(FAR, 0, FAR + 1), Ok(FAR + 1));
-        assert_eq!(append_side(FAR, 31, FAR + 2), Ok(FAR + 2));
-        assert_eq!(append_side(FAR, 0, FAR + 3), Ok(FAR + 1));
-        assert_eq!([5, 0, 31, 1].map(|index| find_side(FAR, index)), [Some(FAR), Some(FAR + 1), Some(FAR + 2), None]);
-        let mut taken = Vec::new();
-        take_sides(FAR, |side| taken.push(side));
-        assert_eq!(taken, [FAR + 1, FAR, FAR + 2]);
-        assert_eq!((append_side(FAR, 1, FAR + 3), find_side(FAR, 0)), (Err(EBADF), None));
-    }
-
-    #[test]
-    fn of_threads_that_append_the_same_index_one_wins() {
-        for round in 0..100 {
-            let first = FAR + 100 + 10 * round;
-            prepare_side(first, 0).unwrap();
-            let results: Vec<_> = std::thread::scope(|scope| {
-                let threads: Vec<_> =
-                    (1..5).map(|new| scope.spawn(move || append_side(first, 1, first + new))).collect();
-                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-            });
-            assert!(results.iter().all(|result| *result == Ok(find_side(first, 1).unwrap())), "{results:?}");
-        }
-    }
-}

@@ -8,7 +8,7 @@
 use libc::pid_t;
 
 use crate::sockets::rdma;
-use crate::{auto, errno, open_fds, process, table, transition};
+use crate::{auto, epoll, errno, open_fds, process, table, transition};
 
 /// Registers the handlers. If this fails for lack of memory, children of fork(2) are treated as
 /// children of vfork(2): they have no rsockets, and what they close stays open in librdmacm until
@@ -48,6 +48,7 @@ extern "C" fn in_child() {
     process::own();
     open_fds::in_child();
     auto::in_child();
+    epoll::in_child();
     table::forked();
     transition::Moving::reset();
 }

@@ -219,6 +219,20 @@ fn each_number_of_an_rsocket_is_a_member() {
 }
 
 #[test]
+fn there_is_one_side_for_each_index() {
+    let epoll = Epoll::new();
+    let sides = [5, 0, 31].map(|index| make_side(epoll.fd(), index).unwrap());
+    assert_eq!([5, 0, 31].map(|index| make_side(epoll.fd(), index)), sides.map(Ok));
+    let first = table::get(epoll.fd()).unwrap().handle;
+    assert_eq!((first, find_side(first, 1)), (sides[0], None));
+    let made: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| make_side(epoll.fd(), 1))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(made, [Ok(find_side(first, 1).unwrap()); 4]);
+}
+
+#[test]
 fn a_side_that_two_marks_name_is_asked_once() {
     let event = |data| epoll_event { events: EPOLLIN as u32, u64: data };
     let mut events = [event(1), mark(9), event(2), mark(8), mark(9)];
