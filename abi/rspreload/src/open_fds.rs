@@ -20,15 +20,17 @@ fn duplicate_high(fd: c_int) -> c_int {
     let Some(limit) = limits() else { return -1 };
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
     let duplicate = || kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, lowest);
-    if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { beyond_limit(duplicate) }
+    if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { RAISED.during(duplicate) }
 }
 
 /// The program's limit while this library has raised it. librdmacm has a record of its own.
 static RAISED: RaisedLimit = RaisedLimit::new();
 
-/// Makes a call while RLIMIT_NOFILE is raised, and returns its result.
-pub fn beyond_limit(call: impl FnOnce() -> c_int) -> c_int {
-    RAISED.during(call)
+/// Creates a descriptor with `make`. If the program has reached its limit, the limit is raised for
+/// the call. Returns the descriptor, or -1.
+pub fn make(make: impl Fn() -> c_int) -> c_int {
+    let fd = make();
+    if fd < 0 && errno::get() == libc::EMFILE { RAISED.during(make) } else { fd }
 }
 
 /// Returns whether the library may take descriptors for another connection. It has `used`
@@ -177,13 +179,10 @@ pub fn relocate(low: c_int) -> c_int {
     mark(high)
 }
 
-/// Creates a descriptor of the library with `make`, and moves it to a high number if possible. If
-/// the program has reached its limit, the limit is raised for the call. Returns the descriptor, or
-/// -1.
-pub fn create(make: impl Fn() -> c_int) -> c_int {
-    let low = make();
-    let is_full = low < 0 && errno::get() == libc::EMFILE;
-    relocate(if is_full { beyond_limit(&make) } else { low })
+/// Creates a descriptor of the library with [`make`], and moves it to a high number if possible.
+/// Returns the descriptor, or -1.
+pub fn create(call: impl Fn() -> c_int) -> c_int {
+    relocate(make(call))
 }
 
 /// Closes a descriptor of the library; does nothing for -1.

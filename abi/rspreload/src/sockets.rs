@@ -7,7 +7,8 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::SeqCst;
 
 use libc::{
-    AF_INET, AF_INET6, epoll_event, nfds_t, pollfd, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
+    AF_INET, AF_INET6, epoll_event, iovec, msghdr, nfds_t, pollfd, sockaddr, sockaddr_in, sockaddr_in6,
+    sockaddr_storage, socklen_t,
 };
 
 use crate::errno;
@@ -290,6 +291,11 @@ sockets! {
 /// Returns the bytes that a call has moved, or the errno with which it has failed.
 fn moved(result: isize) -> Result<usize, c_int> {
     usize::try_from(result).map_err(|_| errno::get())
+}
+
+/// Returns a message that has `count` buffers and nothing else.
+pub fn message(list: *const iovec, count: usize) -> msghdr {
+    msghdr { msg_iov: list.cast_mut(), msg_iovlen: count as _, ..zero() }
 }
 
 /// Whether a kernel descriptor has one of the events, an error or a hang-up.

@@ -10,7 +10,7 @@ use libc::{
 
 use crate::fds::{self, Fd};
 use crate::memory;
-use crate::sockets::SockAddr;
+use crate::sockets::{self, SockAddr};
 use crate::table::{self, Kind};
 use crate::transition::{self, Intent};
 use crate::{auto, errno, next_symbol, rsocket_abi, tcp};
@@ -285,9 +285,7 @@ unsafe fn go_on(fd: c_int, asked: Asked<'_>, done: ssize_t) -> ssize_t {
         memory::with::<iovec, _>(buffers.len(), |rest| {
             rest.copy_from_slice(buffers);
             skip(rest, done as usize);
-            let mut message = memory::zero::<msghdr>();
-            message.msg_iov = rest.as_mut_ptr();
-            message.msg_iovlen = rest.len() as _;
+            let mut message = sockets::message(rest.as_ptr(), rest.len());
             // SAFETY: `rest` is a part of the buffers, which are readable or writable as needed.
             unsafe {
                 if asked.sends {

@@ -123,18 +123,18 @@ exports! {
         let Some(mut sets) = Sets::with_rsockets(count, [read, write, except]) else {
             return next_symbol::select(count, read, write, except, timeout);
         };
-        let time = match timeout.as_ref() {
+        let asked = match timeout.as_ref() {
             None => -1,
             Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => return errno::fail(EINVAL),
             Some(time) => milliseconds(time.tv_sec, time.tv_usec.saturating_mul(1_000)),
         };
-        let end = Deadline::after(time);
+        let end = Deadline::after(asked);
         let result = sets.wait(|list| poll_list(list, end.left()));
-        if let Some(time) = timeout.as_mut() {
-            let left = i64::from(end.left());
-            if left < milliseconds(time.tv_sec, time.tv_usec.saturating_mul(1_000)).into() {
-                *time = timeval { tv_sec: left / 1_000, tv_usec: left % 1_000 * 1_000 };
-            }
+        let left = end.left();
+        if let Some(time) = timeout.as_mut()
+            && left < asked
+        {
+            *time = timeval { tv_sec: (left / 1_000).into(), tv_usec: (left % 1_000 * 1_000).into() };
         }
         result
     }

@@ -5,13 +5,12 @@ use core::{ptr, slice};
 
 use libc::{
     EFAULT, EINVAL, EOPNOTSUPP, ESPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITFORONE, O_NONBLOCK, POLLIN,
-    POLLOUT, SPLICE_F_NONBLOCK, iovec, loff_t, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, size_t,
-    sockaddr, socklen_t, ssize_t, timespec,
+    POLLOUT, SPLICE_F_NONBLOCK, iovec, loff_t, mmsghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec,
 };
 
 use super::{descriptors, waits};
 use crate::fds::Fd;
-use crate::memory::zero;
 use crate::process::{Deadline, milliseconds};
 use crate::sockets::{self, is_ready};
 use crate::transition::Intent;
@@ -228,7 +227,7 @@ macro_rules! with_flags {
                     match message_flags(list, count, flags) {
                         Err(why) => errno::fail(why),
                         Ok(None) => calls::$transfer(fd, list, count),
-                        Ok(Some(flags)) => calls::$message(fd, &mut message(list, count), flags),
+                        Ok(Some(flags)) => calls::$message(fd, &mut sockets::message(list, count as usize), flags),
                     }
                 }
             )*}
@@ -273,14 +272,6 @@ unsafe fn message_flags(list: *const iovec, count: c_int, flags: c_int) -> Resul
     let without_waiting = if flags & RWF_NOWAIT != 0 { MSG_DONTWAIT } else { 0 };
     let without_signal = if flags & RWF_NOSIGNAL != 0 { MSG_NOSIGNAL } else { 0 };
     Ok(Some(without_waiting | without_signal))
-}
-
-/// Returns a message with these buffers.
-fn message(list: *const iovec, count: c_int) -> msghdr {
-    let mut message = zero::<msghdr>();
-    message.msg_iov = list.cast_mut();
-    message.msg_iovlen = count as _;
-    message
 }
 
 /// A `va_list` as a function argument. On Linux's 64-bit machines it is a pointer: the type is an

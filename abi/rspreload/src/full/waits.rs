@@ -90,9 +90,8 @@ fn wait_for_signals(
     });
     // SAFETY: `set` is a valid set.
     let make = || unsafe { libc::signalfd(-1, &raw const set, SFD_CLOEXEC | SFD_NONBLOCK) };
-    let is_full = |fd: &c_int| *fd < 0 && errno::get() == libc::EMFILE;
     // The kernel's call needs no descriptor. So it must also work if the program has no free one.
-    let fd = errno::keeping(|| Some(make()).filter(|fd| !is_full(fd)).unwrap_or_else(|| open_fds::beyond_limit(make)));
+    let fd = errno::keeping(|| open_fds::make(make));
     fds::on_new_fd(fd);
     // Without a signalfd (hard limit, no memory) check for pending signals at intervals.
     let piece = if fd < 0 { LOOK_EVERY } else { c_int::MAX };
