@@ -95,52 +95,46 @@ pub(crate) use next;
 
 macro_rules! function {
     (safe $name:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
-        #[doc = concat!("The program's own ", stringify!($name), ".")]
-        #[inline(always)]
-        pub fn $name($($arg: $type),*) -> $result {
-            mod pointers {
-                use super::*;
-                $crate::next_symbol::function! { c $name($($arg: $type),*) -> $result }
-            }
-            // SAFETY: the function takes no pointers.
-            unsafe { pointers::$name($($arg),*) }
-        }
+        $crate::next_symbol::function! { @ [] $name($($arg: $type),*) -> $result; [$($type),*] }
     };
     (c $name:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
-        $crate::next_symbol::function! { @ $name($($arg: $type),*) -> $result; unsafe extern "C" fn($($type),*) -> $result }
+        $crate::next_symbol::function! { @ [unsafe] $name($($arg: $type),*) -> $result; [$($type),*] }
     };
     (variadic $name:ident($fd:ident: $int:ty, $cmd:ident: $type:ty, $arg:ident: $last:ty) -> $result:ty) => {
         $crate::next_symbol::function! {
-            @ $name($fd: $int, $cmd: $type, $arg: $last) -> $result; unsafe extern "C" fn($int, $type, ...) -> $result
+            @ [unsafe] $name($fd: $int, $cmd: $type, $arg: $last) -> $result; [$int, $type, ...]
         }
     };
-    (@ $name:ident($($arg:ident: $type:ty),*) -> $result:ty; $function:ty) => {
+    (@ [$($unsafe:tt)?] $name:ident($($arg:ident: $type:ty),*) -> $result:ty; [$($parameters:tt)*]) => {
         #[doc = concat!("The program's own ", stringify!($name), "; `ENOSYS` if it has none.")]
         ///
         /// # Safety
-        /// The arguments must be valid for the C function.
+        /// The arguments, if there are pointers among them, must be valid for the C function.
         #[inline(always)]
-        pub unsafe fn $name($($arg: $type),*) -> $result {
+        pub $($unsafe)? fn $name($($arg: $type),*) -> $result {
+            type Function = unsafe extern "C" fn($($parameters)*) -> $result;
+
             // Out of line: otherwise the fast path would have to save its arguments.
             #[cold]
             #[inline(never)]
-            unsafe fn look_up($($arg: $type),*) -> $result {
+            $($unsafe)? fn look_up($($arg: $type),*) -> $result {
                 let found = slot::$name.look_up();
                 if found.is_null() {
                     return $crate::next_symbol::missing();
                 }
-                // SAFETY: C functions of this name have this type; the caller guarantees the
-                // arguments.
-                unsafe { core::mem::transmute::<*mut core::ffi::c_void, $function>(found)($($arg),*) }
+                // SAFETY: C functions of this name have this type; pointers among the arguments are
+                // valid: guaranteed by the caller.
+                unsafe { core::mem::transmute::<*mut core::ffi::c_void, Function>(found)($($arg),*) }
             }
 
             let found = slot::$name.found.load(core::sync::atomic::Ordering::Relaxed);
-            // SAFETY: C functions of this name have this type; the caller guarantees the arguments.
+            // SAFETY: C functions of this name have this type; pointers among the arguments are
+            // valid: guaranteed by the caller.
             unsafe {
                 if found.is_null() {
                     return look_up($($arg),*);
                 }
-                core::mem::transmute::<*mut core::ffi::c_void, $function>(found)($($arg),*)
+                core::mem::transmute::<*mut core::ffi::c_void, Function>(found)($($arg),*)
             }
         }
     };
@@ -176,30 +170,21 @@ macro_rules! next_and_rsocket {
 
 macro_rules! extern_function {
     (c $name:ident by $by:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
-        #[cfg(not(test))]
         unsafe extern "C" {
+            #[cfg_attr(test, link_name = stringify!($name))]
             pub fn $by($($arg: $type),*) -> $result;
         }
-        #[cfg(test)]
-        pub use libc::$name as $by;
     };
     (variadic $name:ident by $by:ident($fd:ident: $int:ty, $cmd:ident: $type:ty, $arg:ident: $last:ty) -> $result:ty) => {
-        #[cfg(not(test))]
         unsafe extern "C" {
+            #[cfg_attr(test, link_name = stringify!($name))]
             pub fn $by($fd: $int, $cmd: $type, ...) -> $result;
         }
-        #[cfg(test)]
-        pub use libc::$name as $by;
     };
     (safe $name:ident by $by:ident($($arg:ident: $type:ty),*) -> $result:ty) => {
-        #[cfg(not(test))]
         unsafe extern "C" {
+            #[cfg_attr(test, link_name = stringify!($name))]
             pub safe fn $by($($arg: $type),*) -> $result;
-        }
-        #[cfg(test)]
-        pub fn $by($($arg: $type),*) -> $result {
-            // SAFETY: the function takes no pointers.
-            unsafe { libc::$name($($arg),*) }
         }
     };
 }
