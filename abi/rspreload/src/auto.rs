@@ -162,7 +162,7 @@ pub fn name_of(entry: Entry, is_peer: bool) -> Option<SockAddr> {
         }
         Kind::Forwarded => {
             let slot = connections::slot_of(entry)?;
-            let name = if is_peer { slot.peer()? } else { slot.own()? };
+            let name = if is_peer { &slot.peer } else { &slot.own }.load()?;
             // The slot may have been reused while the address was read.
             connections::slot_of(entry)?;
             Some(if entry.flags & connections::FORWARDED_V6 != 0 { name.in_family(AF_INET6) } else { name })

@@ -306,15 +306,17 @@ impl Attempt {
         self.ticket.load(SeqCst)
     }
 
-    /// The destination.
-    pub fn to(&self) -> Option<SockAddr> {
-        self.to.load()
-    }
-
     /// The table's entry of the socket; `None` if the program has closed it.
     pub fn entry(&self) -> Option<Entry> {
         let ticket = self.ticket();
         table::get(self.fd.load(SeqCst)).filter(|entry| entry.kind == Kind::Connecting && entry.handle == ticket)
+    }
+
+    /// Ends the attempt by [`result`] or [`expire`], unless another thread ends it.
+    pub fn finish_by(&self, end: fn(c_int, &SockAddr) -> Result<(), Reason>) {
+        if let Some(to) = self.to.load() {
+            self.finish(end(self.rsocket(), &to));
+        }
     }
 
     /// Ends the attempt with its result, or the reason for TCP, unless another thread ends it.
@@ -325,7 +327,7 @@ impl Attempt {
             return;
         }
         let (fd, copy, rsocket) = (self.fd.load(SeqCst), self.tcp(), self.rsocket());
-        let to = self.to();
+        let to = self.to.load();
         // Held until the descriptor is a member of its epoll instances again: `control` changes
         // the record of these before or afterwards.
         let moving = Moving::begin(fd);

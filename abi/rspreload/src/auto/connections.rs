@@ -251,8 +251,8 @@ pub fn with_slot(
 /// connection has ended.
 pub fn adopt(fd: c_int, accepted: Accepted) -> Option<SockAddr> {
     let index = accepted.index;
-    let slot = shared::slot(index).filter(|slot| slot.is_used())?;
-    let (peer, is_own, rsocket) = (slot.peer()?, slot.is_own(), rsocket(index));
+    let slot = shared::slot(index)?;
+    let (peer, is_own, rsocket) = (slot.peer.load()?, slot.is_own(), rsocket(index));
     thread::stand_in_accepted();
     // Checked after the slot was read: if its process has ended, another process, or another thread
     // of this one, may have taken the slot.

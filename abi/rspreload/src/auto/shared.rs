@@ -61,8 +61,9 @@ pub struct Slot {
     wake_inode: AtomicU64,
     stand_in: AtomicName,
     listener_port: AtomicU32,
-    peer: AtomicName,
-    own: AtomicName,
+    /// The peer and the local address of the connection.
+    pub peer: AtomicName,
+    pub own: AtomicName,
 }
 
 plain! { Slot }
@@ -203,24 +204,9 @@ impl Slot {
         self.owner.store(0, SeqCst);
     }
 
-    /// Whether the slot has a connection.
-    pub fn is_used(&self) -> bool {
-        self.owner.load(SeqCst) != 0
-    }
-
     /// Whether this process has the rsocket.
     pub fn is_own(&self) -> bool {
         self.owner.load(SeqCst) == process::this()
-    }
-
-    /// The peer of the connection.
-    pub fn peer(&self) -> Option<SockAddr> {
-        self.peer.load()
-    }
-
-    /// The local address of the connection.
-    pub fn own(&self) -> Option<SockAddr> {
-        self.own.load()
     }
 
     /// The 16 bits that tell the connection from those that have had the slot before.
@@ -366,8 +352,8 @@ mod tests_of_shared {
         assert_eq!(accepted(&stand_in, || Some(80)), Some(Accepted { index, generation }));
         assert!(is_plain(&stand_in, 80), "already accepted");
         assert!(!slot(index).unwrap().withdraw(), "already accepted");
-        assert_eq!(slot(index).unwrap().peer().unwrap().address(), peer.address());
-        assert_eq!(slot(index).unwrap().own().unwrap().port(), 8);
+        assert_eq!(slot(index).unwrap().peer.load().unwrap().address(), peer.address());
+        assert_eq!(slot(index).unwrap().own.load().unwrap().port(), 8);
         slot(index).unwrap().free();
         assert_ne!(slot(index).unwrap().generation(), generation);
     }
@@ -456,9 +442,9 @@ mod tests_of_shared {
         let stand_in = SockAddr::new([127, 0, 2, 2].into(), 52_000);
         let index = claim(&stand_in, 80, (&stand_in, &stand_in), (-1, 0)).unwrap();
         let slot = slot(index).unwrap();
-        assert!(slot.is_used() && slot.is_own());
+        assert!(slot.is_own());
         slot.free();
-        assert!(!slot.is_used() && !slot.is_own());
+        assert_eq!(slot.owner.load(SeqCst), 0);
     }
 }
 

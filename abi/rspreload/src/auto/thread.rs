@@ -159,10 +159,8 @@ fn end_attempts() {
     for slot in connect::ready() {
         if slot.entry().is_none() {
             slot.finish(Err(Reason::SocketShared));
-        } else if slot.left() == 0
-            && let Some(to) = slot.to()
-        {
-            slot.finish(connect::expire(slot.rsocket(), &to));
+        } else if slot.left() == 0 {
+            slot.finish_by(connect::expire);
         }
     }
 }
@@ -265,8 +263,8 @@ impl Thread {
                 Purpose::StandIns => handle_stand_ins(first.fd),
                 Purpose::Attempt(number) => {
                     let is_it = |slot: &&Attempt| slot.ticket() == number && slot.rsocket() == first.fd;
-                    if let Some((slot, to)) = connect::ready().find(is_it).and_then(|slot| Some((slot, slot.to()?))) {
-                        slot.finish(connect::result(first.fd, &to));
+                    if let Some(slot) = connect::ready().find(is_it) {
+                        slot.finish_by(connect::result);
                     }
                 }
                 Purpose::Listener => {

@@ -115,6 +115,28 @@ impl Record {
     fn member(&self, epfd: c_int) -> Option<&Member> {
         self.members.iter().find(|member| member.epoll.load(SeqCst) == epfd + 1)
     }
+
+    fn control(&self, epfd: c_int, op: c_int, event: Option<epoll_event>) -> Result<(), c_int> {
+        let claim = |member: &&Member| member.epoll.compare_exchange(0, epfd + 1, SeqCst, SeqCst).is_ok();
+        match event.filter(|_| op != EPOLL_CTL_DEL) {
+            None => {
+                if let Some(member) = self.member(epfd) {
+                    member.epoll.store(0, SeqCst);
+                }
+            }
+            Some(event) => {
+                let Some(member) = self.member(epfd).or_else(|| self.members.iter().find(claim)) else {
+                    self.more.store(1, SeqCst);
+                    return Err(libc::E2BIG);
+                };
+                let instance = RECORDS.get_or_grow(epfd).map_or(0, |number| number.instance.fetch_or(1, SeqCst) | 1);
+                member.instance.store(instance, SeqCst);
+                member.events.store(event.events, SeqCst);
+                member.data.store(event.u64, SeqCst);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Records an epoll_ctl(2) that has succeeded on a kernel descriptor.
@@ -136,30 +158,6 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) ->
         (EPOLL_CTL_ADD | EPOLL_CTL_MOD, _) if event.is_none() => Err(libc::EFAULT),
         (EPOLL_CTL_ADD | EPOLL_CTL_MOD | EPOLL_CTL_DEL, _) => record.control(epfd, op, event),
         _ => Err(libc::EINVAL),
-    }
-}
-
-impl Record {
-    fn control(&self, epfd: c_int, op: c_int, event: Option<epoll_event>) -> Result<(), c_int> {
-        let claim = |member: &&Member| member.epoll.compare_exchange(0, epfd + 1, SeqCst, SeqCst).is_ok();
-        match event.filter(|_| op != EPOLL_CTL_DEL) {
-            None => {
-                if let Some(member) = self.member(epfd) {
-                    member.epoll.store(0, SeqCst);
-                }
-            }
-            Some(event) => {
-                let Some(member) = self.member(epfd).or_else(|| self.members.iter().find(claim)) else {
-                    self.more.store(1, SeqCst);
-                    return Err(libc::E2BIG);
-                };
-                let instance = RECORDS.get_or_grow(epfd).map_or(0, |number| number.instance.fetch_or(1, SeqCst) | 1);
-                member.instance.store(instance, SeqCst);
-                member.events.store(event.events, SeqCst);
-                member.data.store(event.u64, SeqCst);
-            }
-        }
-        Ok(())
     }
 }
 
