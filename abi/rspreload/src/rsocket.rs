@@ -58,16 +58,18 @@ fn find_marks() {
     if !MARK_WORDS.load(Ordering::Relaxed).is_null() {
         return;
     }
-    if let Some(marks) = library_option::<Marks>(-1, base::private::MARKS) {
+    if let Ok(marks) = library_option::<Marks>(-1, base::private::MARKS) {
         MARK_COUNT.store(marks.count, Ordering::Relaxed);
         MARK_WORDS.store(marks.words.cast_mut(), Ordering::Release);
     }
 }
 
-/// Returns a private option of librdmacm for a descriptor; `None` if there is none of this size.
-pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Option<T> {
-    let (value, len) = errno::keeping(|| rdma::get::<T>(fd, (base::private::LEVEL, option)))?;
-    (len == size_of::<T>()).then_some(value)
+/// Returns a private option of librdmacm for a descriptor. Fails with the errno of getsockopt(2):
+/// EAGAIN in a signal handler that has interrupted another call on rsockets.
+pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Result<T, c_int> {
+    let get = || rdma::get::<T>(fd, (base::private::LEVEL, option)).ok_or_else(errno::get);
+    let (value, len) = errno::keeping(get)?;
+    if len == size_of::<T>() { Ok(value) } else { Err(libc::EINVAL) }
 }
 
 /// Whether librdmacm has marked `fd` as its own; `None` if there are no marks. A mark may be stale:
@@ -92,7 +94,7 @@ pub fn is_library_fd(fd: c_int) -> bool {
 
 #[cold]
 fn is_own_of_library(fd: c_int) -> bool {
-    library_option::<c_int>(fd, base::private::IS_OWN) == Some(1)
+    library_option::<c_int>(fd, base::private::IS_OWN) == Ok(1)
 }
 
 /// Delivers the data of the rsockets that the program has not closed, and disconnects them.
@@ -136,13 +138,6 @@ pub fn hold(entry: Entry) -> Option<Entry> {
 /// Returns 0, or -1 with `errno`.
 pub fn release(entry: Entry) -> c_int {
     if drop_reference(entry) { rsocket_abi::rclose(entry.handle) } else { 0 }
-}
-
-/// Returns the number of bytes to receive, or not sent yet (`option`, a private one of librdmacm).
-/// Fails with EAGAIN in a signal handler that has interrupted another call on rsockets.
-pub fn bytes(rsocket: c_int, option: c_int) -> Result<c_int, c_int> {
-    let bytes = || rdma::get(rsocket, (base::private::LEVEL, option)).ok_or_else(errno::get);
-    errno::keeping(bytes).map(|(bytes, _)| bytes)
 }
 
 /// Makes a listener ignore new requests. Returns the number of connections that it still has for

@@ -5,7 +5,7 @@
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, fence};
 
 use libc::{EAGAIN, F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
 
@@ -47,6 +47,8 @@ pub static USED: Bits = zero();
 pub static SENT: Bits = zero();
 /// The indexes whose connections a child of this process may use.
 pub static FORKED: Bits = zero();
+/// The indexes whose connections this process forwards.
+pub static FORWARDED: Bits = zero();
 
 impl Bits {
     /// Adds an index. Returns whether it was new.
@@ -67,6 +69,10 @@ impl Bits {
         self.0.iter().any(|word| word.load(SeqCst) != 0)
     }
 
+    pub fn count(&self) -> usize {
+        self.0.iter().map(|word| word.load(SeqCst).count_ones() as usize).sum()
+    }
+
     /// The indexes.
     pub fn each(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().enumerate().flat_map(|(word, bits)| {
@@ -79,11 +85,6 @@ impl Bits {
         })
     }
 }
-
-/// How many indexes are in use.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Number of connections that this process forwards.
-pub static FORWARDED: AtomicUsize = AtomicUsize::new(0);
 
 /// How many ports are tried for a stand-in until one has a free slot. With three of four slots
 /// taken, about one of six ports has none.
@@ -127,9 +128,7 @@ pub fn enter(index: usize, rsocket: c_int, stand_in: c_int) -> Option<&'static S
     private.demoted.store(false, SeqCst);
     private.generation.store(slot.generation(), SeqCst);
     word.store(index as u32 + 1, SeqCst);
-    if USED.set(index) {
-        COUNT.fetch_add(1, SeqCst);
-    }
+    USED.set(index);
     Some(slot)
 }
 
@@ -143,8 +142,8 @@ static FULL: AtomicBool = AtomicBool::new(false);
 /// Whether another connection may use RDMA. A listener that was full needs more room than others to
 /// begin again. Called before a handshake is answered.
 pub fn has_room(was_full: bool) -> bool {
-    let count = COUNT.load(SeqCst);
-    let has_room = is_room(count, was_full) && open_fds::has_room(count, FORWARDED.load(SeqCst), was_full);
+    let count = USED.count();
+    let has_room = is_room(count, was_full) && open_fds::has_room(count, FORWARDED.count(), was_full);
     if !has_room {
         FULL.store(true, SeqCst);
     }
@@ -163,7 +162,7 @@ pub fn leave(index: usize) {
     }
     SENT.clear(index);
     FORKED.clear(index);
-    if USED.clear(index) && COUNT.fetch_sub(1, SeqCst) > 0 && FULL.swap(false, SeqCst) {
+    if USED.clear(index) && FULL.swap(false, SeqCst) {
         // A listener may have room again.
         thread::wake();
     }
@@ -301,7 +300,7 @@ pub fn close(rsocket: c_int) -> c_int {
         request_forwarding(index, Use::Inherited);
         return 0;
     }
-    match rsocket::bytes(rsocket, base::private::READABLE_BYTES) {
+    match rsocket::library_option::<c_int>(rsocket, base::private::READABLE_BYTES) {
         // In a signal handler librdmacm may refuse the call: the connection stays as it is.
         Err(EAGAIN) => return errno::fail(EAGAIN),
         // TCP resets a connection that is closed with unread data, too.
@@ -442,7 +441,9 @@ pub fn drain() {
     // Every process has closed the other end of a stand-in that is ready.
     let has_ended = |index| sockets::is_ready(stand_in(index), libc::POLLRDHUP);
     let others = || USED.each().filter(|&index| FORKED.has(index) && !has_ended(index));
-    let is_sending = |index| rsocket::bytes(rsocket(index), base::private::UNSENT_BYTES).is_ok_and(|bytes| bytes > 0);
+    let is_sending = |index| {
+        rsocket::library_option::<c_int>(rsocket(index), base::private::UNSENT_BYTES).is_ok_and(|bytes| bytes > 0)
+    };
     let is_forwarding = || USED.each().filter_map(shared::slot).any(Slot::is_wanted);
     let until = |time, condition: &dyn Fn() -> bool| {
         let end = Deadline::after(time);
@@ -511,8 +512,9 @@ pub fn in_child() {
         open_fds::close(private.stand_in.swap(0, SeqCst) - 1);
         let _ = (USED.clear(index), SENT.clear(index), FORKED.clear(index));
     }
-    COUNT.store(0, SeqCst);
-    FORWARDED.store(0, SeqCst);
+    FORWARDED.each().for_each(|index| {
+        FORWARDED.clear(index);
+    });
 }
 
 /// Starts the thread, or wakes it, after fork(2) in the parent.

@@ -2,13 +2,12 @@
 //! host), for the process that uses the stand-in's other end.
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::SeqCst;
 
 use libc::{EAGAIN, EINTR, F_SETFL, MSG_DONTWAIT, O_NONBLOCK, POLLERR, POLLHUP, POLLIN, POLLOUT, SHUT_WR, c_short};
 
-use super::connections::{self, Bits};
+use super::connections::{self, FORWARDED};
 use super::shared::MAX_SLOTS;
-use crate::memory::{Mapping, plain, zero};
+use crate::memory::{Mapping, plain};
 use crate::sockets::{is_ready, kernel, rdma};
 use crate::{next_symbol, rsocket, rsocket_abi, tcp};
 
@@ -55,49 +54,34 @@ pub struct Forward {
 plain! { Forward }
 
 /// The forwards of a process, by index of the connection. Unused elements take no memory.
-pub struct Forwards {
-    forwards: &'static mut [Forward],
-    used: Bits,
-}
+pub struct Forwards(&'static mut [Forward]);
 
 impl Forwards {
     /// Reserves address space for all forwards. Returns `None` without memory.
     pub fn new() -> Option<Forwards> {
-        Some(Forwards { forwards: Mapping::new(MAX_SLOTS)?.leak(), used: zero() })
-    }
-
-    /// Whether a connection is forwarded.
-    pub fn has(&self, index: usize) -> bool {
-        self.used.has(index)
+        Mapping::new(MAX_SLOTS).map(|forwards| Forwards(forwards.leak()))
     }
 
     /// Begins to forward a connection. Returns false without memory.
     pub fn begin(&mut self, index: usize) -> bool {
-        let (Some(place), Some(forward)) = (self.forwards.get_mut(index), Forward::begin(index)) else { return false };
+        let (Some(place), Some(forward)) = (self.0.get_mut(index), Forward::begin(index)) else { return false };
         *place = forward;
-        self.used.set(index);
-        connections::FORWARDED.fetch_add(1, SeqCst);
+        FORWARDED.set(index);
         true
     }
 
     /// Moves the data of a connection, and removes its forward if it has ended.
     pub fn step(&mut self, index: usize, revents: [c_short; 2]) {
-        let forward = self.forwards.get_mut(index).filter(|_| self.used.has(index));
+        let forward = self.0.get_mut(index).filter(|_| FORWARDED.has(index));
         if forward.is_some_and(|forward| !forward.step(revents)) {
-            self.remove(index);
-        }
-    }
-
-    fn remove(&mut self, index: usize) {
-        if self.used.clear(index) {
-            connections::FORWARDED.fetch_sub(1, SeqCst);
+            FORWARDED.clear(index);
         }
     }
 
     /// Calls `call` with each active forward.
     pub fn each(&mut self, mut call: impl FnMut(&mut Forward)) {
-        for index in self.used.each() {
-            self.forwards.get_mut(index).map(&mut call);
+        for index in FORWARDED.each() {
+            self.0.get_mut(index).map(&mut call);
         }
     }
 }

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use libc::{AF_INET, AF_INET6, AF_NETLINK, MSG_DONTWAIT, NETLINK_SOCK_DIAG, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW};
 
+use super::log::Reason;
 use crate::memory::{Once, plain};
 use crate::sockets::{AtomicName, SockAddr, kernel};
 use crate::{errno, next_symbol, process, tcp};
@@ -219,12 +220,12 @@ impl Slot {
         self.word.load(SeqCst) & WANTED != 0
     }
 
-    /// How another process uses the connection.
-    pub fn how_used(&self) -> Use {
+    /// Why the listener of the connection is to be TCP only, from how another process uses it.
+    pub fn unsuitable_use(&self) -> Option<Reason> {
         match self.word.load(SeqCst) & USE {
-            0 => Use::Inherited,
-            8 => Use::Accepted,
-            _ => Use::Executed,
+            0 => None,
+            8 => Some(Reason::Elsewhere),
+            _ => Some(Reason::Executed),
         }
     }
 }

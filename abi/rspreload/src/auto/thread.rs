@@ -172,12 +172,10 @@ impl Thread {
         let Some(slot) = shared::slot(index).filter(|slot| slot.is_wanted() && connections::rsocket(index) >= 0) else {
             return;
         };
-        match slot.how_used() {
-            Use::Inherited => {}
-            Use::Accepted => listeners::learn(slot.listener_port(), Reason::Elsewhere),
-            Use::Executed => listeners::learn(slot.listener_port(), Reason::Executed),
+        if let Some(reason) = slot.unsuitable_use() {
+            listeners::learn(slot.listener_port(), reason);
         }
-        if !self.forwards.has(index) {
+        if !connections::FORWARDED.has(index) {
             connections::start_forwarding(index);
             if !self.forwards.begin(index) {
                 // Out of memory: try again later.

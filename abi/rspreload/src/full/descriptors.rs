@@ -118,7 +118,7 @@ exports! {
             }
             _ => return result,
         };
-        match rsocket::bytes(entry.handle, option) {
+        match rsocket::library_option::<c_int>(entry.handle, option) {
             Ok(bytes) => {
                 arg.cast::<c_int>().write_unaligned(bytes);
                 0
