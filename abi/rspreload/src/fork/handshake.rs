@@ -24,27 +24,17 @@ const HANDSHAKE_TIMEOUT: c_int = 10_000;
 /// The word: four zero bytes, which the accepting end sends when it listens as an rsocket.
 pub const WORD: [u8; 4] = [0; 4];
 
-/// What has arrived over TCP.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Heard {
-    Word,
-    /// Data, or the end of the connection.
-    Other,
-    /// Nothing has arrived. recv(2) would fail with this errno.
-    Nothing(c_int),
-}
-
 /// Decides what a connected socket becomes.
 pub fn find_word(tcp: c_int, role: Role, intent: Intent) -> Outcome {
     if intent.sends() {
         return find_word_to_send(tcp);
     }
-    match hear(tcp) {
-        Heard::Nothing(error) => Outcome::Later(error),
-        Heard::Other => Outcome::Tcp,
+    match hears_word(tcp) {
+        Err(error) => Outcome::Later(error),
+        Ok(false) => Outcome::Tcp,
         // The other end has received data over TCP, and waits no longer.
-        Heard::Word if role == Role::Late => drop_word(tcp),
-        Heard::Word => connect(tcp),
+        Ok(true) if role == Role::Late => drop_word(tcp),
+        Ok(true) => connect(tcp),
     }
 }
 
@@ -67,20 +57,15 @@ fn find_word_to_send(tcp: c_int) -> Outcome {
         // Leave the error to the program's call: recv(2) here would consume it.
         return Outcome::Tcp;
     }
-    match hear(tcp) {
-        Heard::Word => connect(tcp),
-        _ => Outcome::Tcp,
-    }
+    if hears_word(tcp) == Ok(true) { connect(tcp) } else { Outcome::Tcp }
 }
 
-/// Returns what has arrived. The word arrives in one piece, because it is sent whole and first.
-fn hear(tcp: c_int) -> Heard {
+/// Whether the word has arrived, in place of data or the end of the connection. Fails with the errno
+/// of recv(2) if nothing has arrived. The word arrives in one piece, because it is sent whole and
+/// first.
+fn hears_word(tcp: c_int) -> Result<bool, c_int> {
     let mut bytes = [1; WORD.len()];
-    match tcp::peek(tcp, &mut bytes, libc::MSG_DONTWAIT) {
-        Ok(_) if bytes == WORD => Heard::Word,
-        Ok(_) => Heard::Other,
-        Err(error) => Heard::Nothing(error),
-    }
+    tcp::peek(tcp, &mut bytes, libc::MSG_DONTWAIT).map(|_| bytes == WORD)
 }
 
 fn connect(tcp: c_int) -> Outcome {
@@ -132,7 +117,8 @@ pub fn accept(tcp: c_int) -> Outcome {
         return Outcome::Tcp;
     }
     let Some(listener) = listen(tcp, &own) else { return Outcome::Tcp };
-    let is_heard = tcp::is_silent(tcp) && send_word(tcp);
+    let is_heard =
+        tcp::is_silent(tcp) && kernel::send(tcp, &WORD, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == Ok(WORD.len());
     let arrivals = Arrivals { listener, peer, rsocket: -1, is_exact: false, are_several: false };
     let rsocket = if is_heard { arrivals.wait(tcp) } else { None };
     close(listener);
@@ -231,8 +217,4 @@ fn close(rsocket: c_int) {
     if rsocket >= 0 {
         rsocket::close(rsocket);
     }
-}
-
-fn send_word(tcp: c_int) -> bool {
-    kernel::send(tcp, &WORD, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == Ok(WORD.len())
 }
