@@ -142,16 +142,13 @@ impl Drop for Held<'_> {
 
 /// Starts a detached thread with all signals blocked, so that the program's signal handlers run in
 /// its own threads only. Returns false if the thread cannot be created.
-pub fn start(run: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> bool {
+pub fn start(run: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
     let _inherited = SignalsBlocked::new();
-    // SAFETY: the attributes live until they are destroyed, and `argument` is only handed to `run`.
+    let mut thread = 0;
+    // SAFETY: `thread` is writable, and has the new thread's identifier when it is detached, once.
     unsafe {
-        let (mut thread, mut attributes) = mem::zeroed();
-        libc::pthread_attr_init(&raw mut attributes);
-        libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
-        let failed = libc::pthread_create(&raw mut thread, &raw const attributes, run, argument);
-        libc::pthread_attr_destroy(&raw mut attributes);
-        failed == 0
+        libc::pthread_create(&raw mut thread, ptr::null(), run, ptr::null_mut()) == 0
+            && libc::pthread_detach(thread) == 0
     }
 }
 

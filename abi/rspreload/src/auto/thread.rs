@@ -44,7 +44,7 @@ pub fn wake() -> bool {
         }
         return true;
     }
-    let started = errno::keeping(|| WAKE.made().is_some() && threads::start(run, ptr::null_mut()));
+    let started = errno::keeping(|| WAKE.made().is_some() && threads::start(run));
     if !started {
         RUNNING.store(false, SeqCst);
     }
