@@ -8,7 +8,7 @@ use libc::{
     SOL_SOCKET, socklen_t,
 };
 
-use crate::process::Deadline;
+use crate::process::{Deadline, milliseconds};
 use crate::sockets::{SockAddr, kernel, rdma};
 use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
@@ -45,13 +45,10 @@ pub fn is_signalled(fd: c_int) -> bool {
     flags > 0 && flags & libc::O_ASYNC != 0
 }
 
-/// Returns SO_RCVTIMEO or SO_SNDTIMEO (`name`) in milliseconds, -1 if it is not set.
-pub fn timeout(fd: c_int, name: c_int) -> c_int {
-    let time = kernel::get::<libc::timeval>(fd, (SOL_SOCKET, name)).map(|(time, _)| time);
-    match time.map_or(0, |time| time.tv_sec.saturating_mul(1000).saturating_add(time.tv_usec / 1000)) {
-        0 => -1,
-        some => c_int::try_from(some).unwrap_or(c_int::MAX),
-    }
+/// Returns SO_SNDTIMEO in milliseconds, 0 if it is not set.
+pub fn send_timeout(fd: c_int) -> c_int {
+    let time = kernel::get::<libc::timeval>(fd, (SOL_SOCKET, libc::SO_SNDTIMEO));
+    time.map_or(0, |(time, _)| milliseconds(time.tv_sec, time.tv_usec.saturating_mul(1_000)))
 }
 
 /// Returns the value of a socket option that is an int, or the first int of a structure.

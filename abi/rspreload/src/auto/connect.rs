@@ -103,7 +103,7 @@ fn by_rdma(
     Reason::Descriptors.unless(connections::has_room(false))?;
     Reason::Ring.unless(!route::has_ring())?;
     let is_blocking = tcp::is_blocking(fd);
-    let timeout = if is_blocking { tcp::timeout(fd, libc::SO_SNDTIMEO) } else { -1 };
+    let timeout = if is_blocking { tcp::send_timeout(fd) } else { 0 };
     *limit = (timeout > 0).then(|| Deadline::after(timeout));
     let rsocket = begin(fd, to)?;
     let ended = if is_blocking {
