@@ -36,4 +36,4 @@ pub use data::{
     getpeername, getsockname, getsockopt, read, readv, recv, recvfrom, recvmsg, send, sendmsg, sendto, setsockopt,
     shutdown, write, writev,
 };
-pub use descriptors::{accept4, close, connect, dup, dup2, fcntl};
+pub use descriptors::{accept4, close, connect, dup, dup2};

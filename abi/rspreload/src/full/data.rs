@@ -4,17 +4,17 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::{ptr, slice};
 
 use libc::{
-    EFAULT, EINVAL, EOPNOTSUPP, ESPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITFORONE, O_NONBLOCK, POLLIN,
-    POLLOUT, SPLICE_F_NONBLOCK, iovec, loff_t, mmsghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, size_t, sockaddr,
-    socklen_t, ssize_t, timespec,
+    EFAULT, EINVAL, EOPNOTSUPP, ESPIPE, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITFORONE, POLLIN, POLLOUT,
+    SPLICE_F_NONBLOCK, iovec, loff_t, mmsghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, size_t, sockaddr, socklen_t,
+    ssize_t, timespec,
 };
 
-use super::{descriptors, waits};
+use super::waits;
 use crate::fds::Fd;
 use crate::process::{Deadline, milliseconds};
 use crate::sockets::{self, is_ready};
 use crate::transition::Intent;
-use crate::{auto, calls, errno, table};
+use crate::{auto, calls, errno, table, tcp};
 
 exports_and_next! {
     // The names of calls in programs that are compiled with _FORTIFY_SOURCE and know the size of
@@ -344,8 +344,8 @@ fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> ssize_t {
 fn out_of_pipe(pipe: c_int, to: c_int, len: usize, now: bool) -> ssize_t {
     let mut buffer = [0; PIECE];
     let mut room = [pollfd { fd: to, events: POLLOUT, revents: 0 }];
-    let waits = descriptors::flags(to) & O_NONBLOCK == 0;
-    if calls::waits::poll_list(&mut room, if waits { -1 } else { 0 }) <= 0 || now && !is_ready(pipe, POLLIN) {
+    let timeout = if tcp::is_blocking(to) { -1 } else { 0 };
+    if calls::waits::poll_list(&mut room, timeout) <= 0 || now && !is_ready(pipe, POLLIN) {
         return errno::fail(libc::EAGAIN);
     }
     let have = sockets::read(pipe, &mut buffer[..len]);

@@ -3,8 +3,8 @@
 use core::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 
 use libc::{
-    CLOSE_RANGE_CLOEXEC, CLOSE_RANGE_UNSHARE, EINVAL, EOPNOTSUPP, F_GETFL, F_SETFD, FD_CLOEXEC, FILE, FIONBIO,
-    FIONREAD, O_CLOEXEC, TIOCOUTQ, off64_t, size_t, ssize_t,
+    CLOSE_RANGE_CLOEXEC, CLOSE_RANGE_UNSHARE, EINVAL, EOPNOTSUPP, F_SETFD, FD_CLOEXEC, FILE, FIONBIO, FIONREAD,
+    O_CLOEXEC, TIOCOUTQ, off64_t, size_t, ssize_t,
 };
 
 use crate::calls::exports;
@@ -167,10 +167,4 @@ unsafe extern "C" fn write(cookie: *mut c_void, data: *const c_char, len: size_t
 
 extern "C" fn close(cookie: *mut c_void) -> c_int {
     calls::close(number(cookie))
-}
-
-/// Returns the F_GETFL flags of a descriptor, or -1 with `errno`.
-pub fn flags(fd: c_int) -> c_int {
-    // SAFETY: F_GETFL takes no pointer.
-    unsafe { calls::fcntl(fd, F_GETFL, 0) }
 }
