@@ -1,7 +1,6 @@
 //! Memory from mmap(2). malloc(3) is not used: it is not async-signal-safe, and not allowed in the
 //! child of a multi-threaded process's fork(2).
 
-use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
 use core::slice;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -85,30 +84,18 @@ impl<T: Plain> Mapping<T> {
         NonNull::new(start).filter(|_| start != libc::MAP_FAILED).map(|start| Mapping { start: start.cast(), count })
     }
 
-    /// Keeps the mapping for ever and returns its values.
-    pub fn leak<'a>(self) -> &'a mut [T] {
-        let (mut start, count) = (NonNull::slice_from_raw_parts(self.start, self.count), self.count);
-        core::mem::forget(self);
-        debug_assert_eq!(start.len(), count);
-        // SAFETY: the mapping has `count` values, is never unmapped, and has no other references.
-        unsafe { start.as_mut() }
-    }
-}
-
-impl<T> Deref for Mapping<T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        // SAFETY: the mapping has `count` valid values, and lives as long as `self`.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.count) }
-    }
-}
-
-impl<T> DerefMut for Mapping<T> {
-    fn deref_mut(&mut self) -> &mut [T] {
+    pub fn values(&mut self) -> &mut [T] {
         // SAFETY: the mapping has `count` valid values, and the reference borrows `self`
         // exclusively.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.count) }
+    }
+
+    /// Keeps the mapping for ever and returns its values.
+    pub fn leak<'a>(mut self) -> &'a mut [T] {
+        let mut values = NonNull::from(self.values());
+        core::mem::forget(self);
+        // SAFETY: the mapping is never unmapped, and its values have no other references.
+        unsafe { values.as_mut() }
     }
 }
 
@@ -143,7 +130,7 @@ impl<T: Plain> Once<T> {
     pub fn get_or_make(&self, kind: c_int, fill: impl FnOnce(&mut T)) -> Option<&T> {
         if !self.exists() {
             let mut new = Mapping::<T>::of_kind(1, kind)?;
-            new.iter_mut().next().map(fill);
+            new.values().iter_mut().next().map(fill);
             let start = new.start.as_ptr();
             if self.0.compare_exchange(ptr::null_mut(), start, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 new.leak();
@@ -165,7 +152,7 @@ pub fn with<T: Plain, R>(len: usize, call: impl FnOnce(&mut [T]) -> R) -> Result
         return Ok(call(stack));
     }
     let mut mapping = Some(Mapping::<T>::new(len).ok_or(ENOMEM)?);
-    let list: *mut [T] = mapping.as_deref_mut().unwrap_or_default();
+    let list: *mut [T] = mapping.as_mut().map(Mapping::values).unwrap_or_default();
     // SAFETY: the mapping is unmapped only after `call` has returned, or when the thread is
     // cancelled in it.
     let result = with_cleanup(|| drop(mapping.take()), || call(unsafe { &mut *list }));

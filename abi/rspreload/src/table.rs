@@ -193,8 +193,8 @@ impl<T: Plain> Growing<T> {
         let (chunk, _, len) = Self::index(fd).ok_or(EBADF)?;
         let chunk = self.chunks.get(chunk).ok_or(EBADF)?;
         if chunk.load(Ordering::Acquire).is_null() {
-            let new = Mapping::<T>::new(len).ok_or(ENOMEM)?;
-            let start = new.as_ptr().cast_mut();
+            let mut new = Mapping::<T>::new(len).ok_or(ENOMEM)?;
+            let start = new.values().as_mut_ptr();
             if chunk.compare_exchange(ptr::null_mut(), start, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 new.leak();
             }
