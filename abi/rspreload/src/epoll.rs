@@ -139,8 +139,8 @@ fn add_side(epfd: c_int, first: Option<c_int>, side: c_int, index: u32) -> Resul
     Ok(())
 }
 
-/// Closes the sides of an instance whose last reference is gone. Returns 0.
-pub fn close_sides(first: c_int) -> c_int {
+/// Closes the sides of an instance whose last reference is gone.
+pub fn close_sides(first: c_int) {
     let _held = CHANGING.hold();
     for word in SIDES_OF.get(first).into_iter().flatten() {
         let side = word.swap(0, Ordering::AcqRel) - 1;
@@ -148,7 +148,6 @@ pub fn close_sides(first: c_int) -> c_int {
             rsocket::close(side);
         }
     }
-    0
 }
 
 /// In a child of fork(2), which does not have the thread that may hold the lock.

@@ -160,19 +160,14 @@ pub fn hold(entry: Entry) -> Option<Entry> {
 /// reference. Returns 0, or -1 with `errno`.
 pub fn release(entry: Entry) -> c_int {
     match entry.kind {
-        Kind::Socket if auto::is_auto(entry) => auto::release_rsocket(entry),
-        Kind::Socket => rsocket::release(entry),
+        Kind::Socket if auto::is_auto(entry) => return auto::release_rsocket(entry),
+        Kind::Socket => return rsocket::release(entry),
         Kind::Epoll if table::drop(entry.handle) => epoll::close_sides(entry.handle),
-        Kind::Epoll | Kind::Pending | Kind::Forwarded => 0,
-        Kind::Listener => {
-            auto::release(entry);
-            0
-        }
-        Kind::Connecting => {
-            auto::connect::abandon(entry);
-            0
-        }
+        Kind::Epoll | Kind::Pending | Kind::Forwarded => {}
+        Kind::Listener => auto::release(entry),
+        Kind::Connecting => auto::connect::abandon(entry),
     }
+    0
 }
 
 /// Returns whether `fd` still stands for the rsocket `entry`. Called by the first calls that move

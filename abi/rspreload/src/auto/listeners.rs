@@ -108,9 +108,7 @@ impl Listener {
     fn open(&self, fd: Option<c_int>) -> Result<(), Reason> {
         let own = self.own.load().ok_or(Reason::Busy)?;
         if !own.address().is_unspecified() {
-            if !route::is_rdma(&own) {
-                return Err(Reason::NoDevice);
-            }
+            Reason::NoDevice.unless(route::is_rdma(&own))?;
             return self.open_at(fd, &own);
         }
         // One rsocket for all addresses, unless a device can't share its ports with TCP.
@@ -120,10 +118,7 @@ impl Listener {
         let mut result = Err(Reason::NoDevice);
         tcp::each_local(|address| {
             if self.covers(&own, &address) && route::is_rdma(&address) {
-                let opened = self.open_at(fd, &address.with_port(own.port()));
-                if result.is_err() {
-                    result = opened;
-                }
+                result = result.or(self.open_at(fd, &address.with_port(own.port())));
             }
         });
         result
