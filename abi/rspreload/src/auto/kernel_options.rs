@@ -43,41 +43,24 @@ const SWITCHES: &[(c_int, &[c_int])] = &[
 ];
 
 const HINTS: &[(c_int, &[c_int])] = &[
-    (
-        SOL_SOCKET,
-        &[
-            // SO_DEBUG, SO_REUSEADDR, SO_BROADCAST, SO_SNDBUF, SO_RCVBUF, SO_KEEPALIVE,
-            // SO_OOBINLINE, SO_NO_CHECK, SO_PRIORITY, SO_LINGER, SO_REUSEPORT, SO_PASSCRED,
-            // SO_RCVLOWAT, SO_RCVTIMEO, SO_SNDTIMEO.
-            1, 2, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 18, 20, 21,
-            // SO_DETACH_FILTER (such a socket has no filter), SO_SNDBUFFORCE, SO_RCVBUFFORCE,
-            // SO_BUSY_POLL, SO_MAX_PACING_RATE, SO_INCOMING_CPU, SO_PREFER_BUSY_POLL,
-            // SO_BUSY_POLL_BUDGET, SO_BUF_LOCK, SO_TXREHASH.
-            27, 32, 33, 46, 47, 49, 69, 70, 72, 74,
-        ],
-    ),
-    (
-        IPPROTO_IP,
-        // IP_TOS, IP_TTL; ancillary data that TCP does not deliver; IP_MTU_DISCOVER, IP_RECVERR,
-        // IP_FREEBIND, IP_BIND_ADDRESS_NO_PORT; multicast; IP_LOCAL_PORT_RANGE.
-        &[1, 2, 6, 7, 8, 10, 11, 12, 13, 15, 18, 20, 24, 25, 26, 32, 33, 34, 49, 51],
-    ),
+    // SO_DEBUG, SO_REUSEADDR, SO_BROADCAST, SO_SNDBUF, SO_RCVBUF, SO_KEEPALIVE, SO_OOBINLINE,
+    // SO_NO_CHECK, SO_PRIORITY, SO_LINGER, SO_REUSEPORT, SO_PASSCRED, SO_RCVLOWAT, SO_RCVTIMEO,
+    // SO_SNDTIMEO; from 27 on SO_DETACH_FILTER (such a socket has no filter), SO_SNDBUFFORCE,
+    // SO_RCVBUFFORCE, SO_BUSY_POLL, SO_MAX_PACING_RATE, SO_INCOMING_CPU, SO_PREFER_BUSY_POLL,
+    // SO_BUSY_POLL_BUDGET, SO_BUF_LOCK, SO_TXREHASH.
+    (SOL_SOCKET, &[1, 2, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 18, 20, 21, 27, 32, 33, 46, 47, 49, 69, 70, 72, 74]),
+    // IP_TOS, IP_TTL; ancillary data that TCP does not deliver; IP_MTU_DISCOVER, IP_RECVERR,
+    // IP_FREEBIND, IP_BIND_ADDRESS_NO_PORT; multicast; IP_LOCAL_PORT_RANGE.
+    (IPPROTO_IP, &[1, 2, 6, 7, 8, 10, 11, 12, 13, 15, 18, 20, 24, 25, 26, 32, 33, 34, 49, 51]),
+    // The counterparts for IPv6, IPV6_V6ONLY, flow labels and IPV6_ADDR_PREFERENCES.
     (
         IPPROTO_IPV6,
-        // The counterparts for IPv6, IPV6_V6ONLY, flow labels and IPV6_ADDR_PREFERENCES.
         &[16, 17, 18, 19, 23, 24, 25, 26, 29, 31, 32, 33, 49, 51, 53, 56, 58, 60, 62, 66, 67, 70, 72, 74, 77, 78],
     ),
-    (
-        IPPROTO_TCP,
-        &[
-            // TCP_NODELAY to TCP_WINDOW_CLAMP, TCP_QUICKACK, TCP_CONGESTION, TCP_THIN_*,
-            // TCP_USER_TIMEOUT.
-            1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 18,
-            // TCP_FASTOPEN, TCP_TIMESTAMP, TCP_NOTSENT_LOWAT, TCP_FASTOPEN_CONNECT, _KEY,
-            // _NO_COOKIE, TCP_TX_DELAY, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, TCP_DELACK_MAX_US.
-            23, 24, 25, 30, 33, 34, 37, 44, 45, 46,
-        ],
-    ),
+    // TCP_NODELAY to TCP_WINDOW_CLAMP, TCP_QUICKACK, TCP_CONGESTION, TCP_THIN_*, TCP_USER_TIMEOUT;
+    // from 23 on TCP_FASTOPEN, TCP_TIMESTAMP, TCP_NOTSENT_LOWAT, TCP_FASTOPEN_CONNECT, _KEY,
+    // _NO_COOKIE, TCP_TX_DELAY, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, TCP_DELACK_MAX_US.
+    (IPPROTO_TCP, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 18, 23, 24, 25, 30, 33, 34, 37, 44, 45, 46]),
 ];
 
 const CALLS: &[(c_int, &[c_int])] = &[
