@@ -143,10 +143,7 @@ fn add_side(epfd: c_int, first: Option<c_int>, side: c_int, index: u32) -> Resul
 pub fn close_sides(first: c_int) {
     let _held = CHANGING.hold();
     for word in SIDES_OF.get(first).into_iter().flatten() {
-        let side = word.swap(0, Ordering::AcqRel) - 1;
-        if side >= 0 {
-            rsocket::close(side);
-        }
+        rsocket::close(word.swap(0, Ordering::AcqRel) - 1);
     }
 }
 

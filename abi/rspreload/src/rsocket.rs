@@ -152,9 +152,12 @@ pub fn reset(rsocket: c_int) {
     close(rsocket);
 }
 
-/// Closes a descriptor of librdmacm to which no entry refers. Leaves `errno` alone.
+/// Closes a descriptor of librdmacm to which no entry refers; does nothing for -1. Leaves `errno`
+/// alone.
 pub fn close(rsocket: c_int) {
-    errno::keeping(|| rsocket_abi::rclose(rsocket));
+    if rsocket >= 0 {
+        errno::keeping(|| rsocket_abi::rclose(rsocket));
+    }
 }
 
 /// Makes a later close of the rsocket send a reset to the peer.

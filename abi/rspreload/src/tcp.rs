@@ -209,8 +209,6 @@ fn can_listen(name: &SockAddr) -> bool {
         can = if bind(rsocket, name) { rsocket_abi::rlisten(rsocket, 1) == 0 } else { errno::get() == EADDRINUSE };
         true
     });
-    if let Some(rsocket) = rsocket {
-        rsocket_abi::rclose(rsocket);
-    }
+    rsocket::close(rsocket.unwrap_or(-1));
     can
 }

@@ -91,7 +91,9 @@ fn by_rdma(
         // Nothing is logged, so the kind of socket does not matter.
         return Err(None);
     }
-    if !route::is_candidate(fd, to.family()) || is_connected(fd) || !has_address(fd, given, to) {
+    // Only the kernel handles connect(2) on a socket that is connected, connects, or listens.
+    let is_used = || tcp::state(fd).is_some_and(|state| state != tcp::CLOSED);
+    if !route::is_candidate(fd, to.family()) || is_used() || !has_address(fd, given, to) {
         return Err(None);
     }
     log::problems();
@@ -136,11 +138,6 @@ fn by_rdma(
 fn has_address(fd: c_int, given: &SockAddr, to: &SockAddr) -> bool {
     let v6only = || tcp::int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != Some(0);
     tcp::family(fd) == Some(given.family()) && (given.family() == to.family() || !v6only())
-}
-
-/// Whether the socket is connected, connects, or listens: only the kernel handles connect(2) then.
-fn is_connected(fd: c_int) -> bool {
-    tcp::state(fd).is_some_and(|state| state != tcp::CLOSED)
 }
 
 /// How long a rejection over RDMA is remembered if the result of TCP is not known yet: a client that

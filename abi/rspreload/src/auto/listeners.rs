@@ -155,10 +155,7 @@ impl Listener {
     fn close(&self) {
         self.is_full.store(false, SeqCst);
         for number in &self.rsockets {
-            let rsocket = number.swap(0, SeqCst) - 1;
-            if rsocket >= 0 {
-                rsocket::close(rsocket);
-            }
+            rsocket::close(number.swap(0, SeqCst) - 1);
         }
     }
 

@@ -107,9 +107,7 @@ fn enter_pending(fd: c_int, entry: Entry) -> c_int {
 fn adopt(fd: c_int, rsocket: c_int) -> Result<c_int, c_int> {
     let adopted = if rsocket < 0 { Err(errno::get()) } else { fds::adopt(fd, rsocket) };
     adopted.map(|()| fd).inspect_err(|_| {
-        if rsocket >= 0 {
-            rsocket_abi::rclose(rsocket);
-        }
+        rsocket::close(rsocket);
         next_symbol::close(fd);
     })
 }

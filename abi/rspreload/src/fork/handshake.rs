@@ -121,7 +121,7 @@ pub fn accept(tcp: c_int) -> Outcome {
         tcp::is_silent(tcp) && kernel::send(tcp, &WORD, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == Ok(WORD.len());
     let arrivals = Arrivals { listener, peer, rsocket: -1, is_exact: false, are_several: false };
     let rsocket = if is_heard { arrivals.wait(tcp) } else { None };
-    close(listener);
+    rsocket::close(listener);
     rsocket.map_or(Outcome::Tcp, Outcome::Rsocket)
 }
 
@@ -190,7 +190,7 @@ impl Arrivals {
                 return Some(self.rsocket);
             }
         }
-        close(self.rsocket);
+        rsocket::close(self.rsocket);
         None
     }
 
@@ -203,18 +203,12 @@ impl Arrivals {
             let from = rdma::peer(new);
             let is_exact = from.is_some_and(|from| from.is_at(&self.peer));
             if self.is_exact || from.is_none_or(|from| from.address() != self.peer.address()) {
-                close(new);
+                rsocket::close(new);
             } else {
                 self.are_several |= self.rsocket >= 0;
                 self.is_exact = is_exact;
-                close(core::mem::replace(&mut self.rsocket, new));
+                rsocket::close(core::mem::replace(&mut self.rsocket, new));
             }
         }
-    }
-}
-
-fn close(rsocket: c_int) {
-    if rsocket >= 0 {
-        rsocket::close(rsocket);
     }
 }
