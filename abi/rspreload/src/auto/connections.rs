@@ -51,14 +51,20 @@ pub static FORKED: Bits = zero();
 pub static FORWARDED: Bits = zero();
 
 impl Bits {
-    /// Adds an index. Returns whether it was new.
-    pub fn set(&self, index: usize) -> bool {
-        self.0.get(index / 64).is_some_and(|word| word.fetch_or(1 << (index % 64), SeqCst) >> (index % 64) & 1 == 0)
+    /// Adds an index.
+    pub fn set(&self, index: usize) {
+        if let Some(word) = self.0.get(index / 64) {
+            word.fetch_or(1 << (index % 64), SeqCst);
+        }
     }
 
     /// Removes an index. Returns whether the set had it.
     pub fn clear(&self, index: usize) -> bool {
         self.0.get(index / 64).is_some_and(|word| word.fetch_and(!(1 << (index % 64)), SeqCst) >> (index % 64) & 1 != 0)
+    }
+
+    fn clear_all(&self) {
+        self.0.iter().for_each(|word| word.store(0, SeqCst));
     }
 
     pub fn has(&self, index: usize) -> bool {
@@ -385,9 +391,7 @@ pub fn request_forwarding(index: usize, how: Use) {
 pub fn before_fork() {
     prepare_for_child("child", |_| true);
     // Including connections whose stand-ins wait for accept(2).
-    USED.each().for_each(|index| {
-        FORKED.set(index);
-    });
+    USED.each().for_each(|index| FORKED.set(index));
 }
 
 /// Before posix_spawn(3) and the like: lets the executed program use each connection that it
@@ -402,9 +406,7 @@ fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
     table::each(|fd, entry| {
         if is_auto(entry) && !entry.is_inherited() && is_given(fd) {
             match index_with_stand_in(fd, entry.handle) {
-                Ok(index) => {
-                    FORKED.set(index);
-                }
+                Ok(index) => FORKED.set(index),
                 Err(reason) => log::not_given(fd, user, reason),
             }
         }
@@ -510,11 +512,8 @@ pub fn in_child() {
         }
         // Closes the child's copy.
         open_fds::close(private.stand_in.swap(0, SeqCst) - 1);
-        let _ = (USED.clear(index), SENT.clear(index), FORKED.clear(index));
     }
-    FORWARDED.each().for_each(|index| {
-        FORWARDED.clear(index);
-    });
+    [&USED, &SENT, &FORKED, &FORWARDED].into_iter().for_each(Bits::clear_all);
 }
 
 /// Starts the thread, or wakes it, after fork(2) in the parent.
