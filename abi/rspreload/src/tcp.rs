@@ -56,6 +56,11 @@ pub fn int(tcp: c_int, level: c_int, name: c_int) -> Option<c_int> {
     kernel::get::<c_int>(tcp, (level, name)).map(|(value, _)| value)
 }
 
+/// Whether such an option is not 0.
+pub fn is_on(tcp: c_int, level: c_int, name: c_int) -> bool {
+    int(tcp, level, name).is_some_and(|value| value != 0)
+}
+
 /// The socket's address family (SO_DOMAIN).
 pub fn family(fd: c_int) -> Option<c_int> {
     int(fd, SOL_SOCKET, libc::SO_DOMAIN)
@@ -129,9 +134,8 @@ pub fn copy_connected_options(tcp: c_int, rsocket: c_int) {
     ];
     // TCP and rsockets have different defaults for keepalive and linger, so these options are only
     // copied if the program has turned them on.
-    let is_on = |level, name| int(tcp, level, name).is_some_and(|value| value != 0);
-    let keepalive = if is_on(SOL_SOCKET, libc::SO_KEEPALIVE) { &KEEPALIVE[..] } else { &[] };
-    let linger = if is_on(SOL_SOCKET, libc::SO_LINGER) { &[(SOL_SOCKET, libc::SO_LINGER)][..] } else { &[] };
+    let keepalive = if is_on(tcp, SOL_SOCKET, libc::SO_KEEPALIVE) { &KEEPALIVE[..] } else { &[] };
+    let linger = if is_on(tcp, SOL_SOCKET, libc::SO_LINGER) { &[(SOL_SOCKET, libc::SO_LINGER)][..] } else { &[] };
     ALWAYS.iter().chain(keepalive).chain(linger).for_each(|&option| copy_option(tcp, rsocket, option));
     let flags = kernel::fcntl(tcp, F_GETFL, 0);
     rdma::fcntl(rsocket, F_SETFL, if flags < 0 { 0 } else { flags & O_NONBLOCK });

@@ -93,8 +93,7 @@ impl Forward {
         let buffers = Mapping::<[[u8; BUFFER]; 2]>::new(1)?.leak().as_mut_ptr();
         rdma::fcntl(rsocket, F_SETFL, O_NONBLOCK);
         tcp::keep_alive(stand_in, ORPHAN_TIMEOUT);
-        let pipes = Default::default();
-        Some(Forward { index, rsocket, stand_in, buffers, pipes, failed: false, in_vain: 0 })
+        Some(Forward { index, rsocket, stand_in, buffers, pipes: Default::default(), failed: false, in_vain: 0 })
     }
 
     /// The descriptors and the events to wait for, of the rsocket and of the stand-in. The

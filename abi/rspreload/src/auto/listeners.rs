@@ -52,10 +52,6 @@ plain! { Listener }
 
 static LISTENERS: [Listener; MAX_LISTENERS] = zero();
 
-fn option(fd: c_int, level: c_int, name: c_int) -> c_int {
-    tcp::int(fd, level, name).unwrap_or(0)
-}
-
 fn of(entry: Entry) -> Option<&'static Listener> {
     LISTENERS.get(usize::try_from(entry.handle).ok()?)
 }
@@ -75,7 +71,7 @@ fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
     Reason::NotOwn.unless(members::is_own(fd))?;
     Reason::Loopback.unless(!own.address().is_loopback())?;
     Reason::Rule.unless(config::is_automatic(own.address(), own.port()))?;
-    Reason::Reuse.unless(option(fd, SOL_SOCKET, SO_REUSEPORT) == 0)?;
+    Reason::Reuse.unless(!tcp::is_on(fd, SOL_SOCKET, SO_REUSEPORT))?;
     Reason::Option.unless(!route::has_kernel_option(fd))?;
     Reason::Ring.unless(!route::has_ring())?;
     Reason::NoDiag.unless(shared::tells(own))?;
@@ -84,7 +80,7 @@ fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
     let listener = &LISTENERS[index];
     listener.own.store(own);
     listener.backlog.store(backlog, SeqCst);
-    let v6only = own.family() == AF_INET6 && option(fd, IPPROTO_IPV6, IPV6_V6ONLY) != 0;
+    let v6only = own.family() == AF_INET6 && tcp::is_on(fd, IPPROTO_IPV6, IPV6_V6ONLY);
     listener.v6only.store(v6only, SeqCst);
     listener.numbers.store(1, SeqCst);
     let entry = Entry { kind: Kind::Listener, flags: 0, handle: index as c_int };
@@ -373,7 +369,7 @@ pub fn leave_to_kernel(entry: Entry, reason: Reason) {
 /// Switches off TCP_DEFER_ACCEPT: the kernel would not report stand-ins, which carry no data.
 pub fn accept_at_once(fd: c_int) {
     const NAME: (c_int, c_int) = (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT);
-    if option(fd, NAME.0, NAME.1) != 0 && tcp::is_listening(fd) {
+    if tcp::is_on(fd, NAME.0, NAME.1) && tcp::is_listening(fd) {
         let _ = kernel::set(fd, NAME, &0);
     }
 }

@@ -1,11 +1,10 @@
 //! The log: a line for each connection and listener, and one when a TCP connection is closed.
 
 use core::ffi::c_int;
-use core::fmt::Write;
+use core::fmt::{self, Write};
 use core::net::SocketAddr;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
-use core::{fmt, mem};
 
 use crate::memory::any_bytes;
 use crate::sockets::{AtomicName, SockAddr, kernel, rdma};
@@ -152,8 +151,6 @@ pub fn problems() {
         }
     }
 }
-
-const _: () = assert!(mem::size_of::<Reason>() <= 8);
 
 // The log line when a TCP connection is closed: the bytes of both directions, or that the socket
 // was never connected. Librdmacm logs the bytes of rsockets.

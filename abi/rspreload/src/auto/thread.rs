@@ -139,8 +139,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     let mut thread = Thread { polled, forwards, look: Deadline::after(LOOK_EVERY) };
     loop {
         let timeout = thread.collect();
-        let Polled { fds, count, .. } = &mut *thread.polled;
-        let ready = rdma::poll(&mut fds[..*count], timeout);
+        let ready = rdma::poll(&mut thread.polled.fds[..thread.polled.count], timeout);
         if ready > 0 {
             thread.handle();
         } else if ready < 0 && errno::get() != EINTR {

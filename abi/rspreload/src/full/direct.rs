@@ -25,15 +25,14 @@ exports_and_next! {
         f: c_long,
     ) -> c_long {
         let fd = a as c_int;
-        let is_known = |fd| table::get(fd).is_some();
-        let known = is_known(fd);
+        let known = table::get(fd).is_some();
         match number {
             libc::SYS_close if known => calls::close(fd).into(),
             libc::SYS_close => {
                 auto::log::before_close(fd);
                 next::syscall(number, a, b, c, d, e, f)
             }
-            libc::SYS_dup3 if known || is_known(b as c_int) => {
+            libc::SYS_dup3 if known || table::get(b as c_int).is_some() => {
                 descriptors::dup3(fd, b as c_int, c as c_int).into()
             }
             libc::SYS_close_range if table::any() => {
