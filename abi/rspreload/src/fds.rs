@@ -89,14 +89,6 @@ pub fn open_placeholder(flags: c_int) -> Result<c_int, c_int> {
     if fd < 0 { Err(errno::get()) } else { Ok(fd) }
 }
 
-/// Makes `fd` stand for the rsocket `rsocket`. Fails with `ENOMEM`, and then closes neither.
-pub fn adopt(fd: c_int, rsocket: c_int) -> Result<(), c_int> {
-    table::prepare(fd)?;
-    table::first(rsocket, 0)?;
-    put(fd, Entry::rsocket(rsocket, 0));
-    Ok(())
-}
-
 /// Stores the entry of the new descriptor `fd`, and drops a stale one. Needs [`table::prepare`].
 pub fn put(fd: c_int, entry: Entry) {
     if let Some(before) = table::swap(fd, Some(entry))

@@ -105,11 +105,14 @@ fn enter_pending(fd: c_int, entry: Entry) -> c_int {
 /// Makes the placeholder `fd` stand for `rsocket`, the result of a call of librdmacm. If that call
 /// or this function fails, both are closed.
 fn adopt(fd: c_int, rsocket: c_int) -> Result<c_int, c_int> {
-    let adopted = if rsocket < 0 { Err(errno::get()) } else { fds::adopt(fd, rsocket) };
-    adopted.map(|()| fd).inspect_err(|_| {
+    let made = if rsocket < 0 { Err(errno::get()) } else { Ok(()) };
+    let prepared = made.and_then(|()| table::prepare(fd)).and_then(|()| table::first(rsocket, 0));
+    prepared.inspect_err(|_| {
         rsocket::close(rsocket);
         next_symbol::close(fd);
-    })
+    })?;
+    fds::put(fd, Entry::rsocket(rsocket, 0));
+    Ok(fd)
 }
 
 /// Accepts a connection from the listener `fd`, whose rsocket is `rsocket`. Returns the new
