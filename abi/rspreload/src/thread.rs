@@ -163,7 +163,7 @@ mod tests_of_cancel {
         assert_eq!(undone, 0);
         assert!(without_cancel(|_| !CancelDisabled::new().was_enabled()));
         assert!(without_cancel(|cancel| cancel.allow(|| (), || CancelDisabled::new().was_enabled())));
-        assert!(without_cancel(|outer| without_cancel(|rsocket| outer.was_enabled() && !rsocket.was_enabled())));
+        assert!(without_cancel(|outer| without_cancel(|inner| outer.was_enabled() && !inner.was_enabled())));
         assert!(CancelDisabled::new().was_enabled());
     }
 }
@@ -189,7 +189,7 @@ mod tests_of_thread {
         let outer = SignalsBlocked::new();
         assert_eq!(state(), (false, true));
         drop(SignalsBlocked::new());
-        assert_eq!(state(), (false, true), "an rsocket lock was released");
+        assert_eq!(state(), (false, true), "an inner guard has restored the mask");
         drop(outer);
         assert_eq!(state(), (true, false));
         let lock = Lock::new();

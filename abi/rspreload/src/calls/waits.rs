@@ -32,7 +32,7 @@ exports! {
 /// poll(2) on a slice. Returns the number of ready descriptors, or -1.
 pub fn poll_list(list: &mut [pollfd], timeout: c_int) -> c_int {
     if are_concerned(list.iter().map(|fd| fd.fd)) {
-        let result = memory::with::<pollfd, _>(list.len(), |rsocket| poll_both(list, rsocket, timeout));
+        let result = memory::with::<pollfd, _>(list.len(), |polled| poll_both(list, polled, timeout));
         return result.unwrap_or_else(errno::fail);
     }
     kernel::poll(list, timeout)
@@ -80,22 +80,22 @@ fn has_changed(fd: c_int, number: c_int, revents: c_short) -> bool {
     }
 }
 
-/// Polls with librdmacm. `rsocket` is as long as `list`, and contains what is polled.
-fn poll_both(list: &mut [pollfd], rsocket: &mut [pollfd], timeout: c_int) -> c_int {
+/// Polls with librdmacm. `polled` is as long as `list`, and contains what is polled.
+fn poll_both(list: &mut [pollfd], polled: &mut [pollfd], timeout: c_int) -> c_int {
     let deadline = Deadline::after(timeout);
     let mut left = timeout;
     loop {
-        for (rsocket, fd) in rsocket.iter_mut().zip(&*list) {
-            *rsocket = asked(fd);
+        for (polled, fd) in polled.iter_mut().zip(&*list) {
+            *polled = asked(fd);
         }
-        let result = rdma::poll(rsocket, left);
+        let result = rdma::poll(polled, left);
         if result < 0 {
             return result;
         }
-        let ready = list.iter().zip(&*rsocket).filter(|(_, rsocket)| rsocket.revents != 0);
-        if !ready.fold(false, |any, (fd, rsocket)| has_changed(fd.fd, rsocket.fd, rsocket.revents) || any) {
-            for (fd, rsocket) in list.iter_mut().zip(&*rsocket) {
-                fd.revents = rsocket.revents;
+        let ready = list.iter().zip(&*polled).filter(|(_, polled)| polled.revents != 0);
+        if !ready.fold(false, |any, (fd, polled)| has_changed(fd.fd, polled.fd, polled.revents) || any) {
+            for (fd, polled) in list.iter_mut().zip(&*polled) {
+                fd.revents = polled.revents;
             }
             return result;
         }

@@ -218,20 +218,20 @@ exports_and_next! {
 /// poll(2) with another signal mask.
 fn poll_with_mask(list: &mut [pollfd], end: &Deadline, mask: Option<&sigset_t>) -> c_int {
     with_mask(mask, end, |signals, left| {
-        let waited = memory::with::<pollfd, _>(list.len() + 1, |rsocket| poll_with(list, rsocket, signals, left));
+        let waited = memory::with::<pollfd, _>(list.len() + 1, |polled| poll_with(list, polled, signals, left));
         waited.unwrap_or_else(|why| Waited { result: errno::fail(why), signalled: false })
     })
 }
 
-/// Polls the list and the signalfd `signals`. `rsocket` has space for both.
-fn poll_with(list: &mut [pollfd], rsocket: &mut [pollfd], signals: c_int, timeout: c_int) -> Waited {
-    let Some((last, copies)) = rsocket.split_last_mut() else { return Waited { result: 0, signalled: false } };
+/// Polls the list and the signalfd `signals`. `polled` has space for both.
+fn poll_with(list: &mut [pollfd], polled: &mut [pollfd], signals: c_int, timeout: c_int) -> Waited {
+    let Some((last, copies)) = polled.split_last_mut() else { return Waited { result: 0, signalled: false } };
     copies.copy_from_slice(list);
     *last = pollfd { fd: signals, events: POLLIN, revents: 0 };
-    let result = calls::waits::poll_list(rsocket, timeout);
-    let signalled = rsocket.last().is_some_and(|last| last.revents != 0);
+    let result = calls::waits::poll_list(polled, timeout);
+    let signalled = polled.last().is_some_and(|last| last.revents != 0);
     if result >= 0 {
-        for (fd, copy) in list.iter_mut().zip(&*rsocket) {
+        for (fd, copy) in list.iter_mut().zip(&*polled) {
             fd.revents = copy.revents;
         }
     }
