@@ -14,7 +14,7 @@ use crate::fds::Fd;
 use crate::process::{Deadline, milliseconds};
 use crate::sockets::{self, is_ready};
 use crate::transition::Intent;
-use crate::{auto, calls, errno, table, tcp};
+use crate::{auto, calls, errno, tcp};
 
 exports_and_next! {
     // The names of calls in programs that are compiled with _FORTIFY_SOURCE and know the size of
@@ -22,12 +22,12 @@ exports_and_next! {
 
     /// read(2).
     fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
-        if is_kernels(fd, len, room) { next::__read_chk(fd, buf, len, room) } else { calls::read(fd, buf, len) }
+        if len > room { next::__read_chk(fd, buf, len, room) } else { calls::read(fd, buf, len) }
     }
 
     /// recv(2).
     fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
-        if is_kernels(fd, len, room) {
+        if len > room {
             return next::__recv_chk(fd, buf, len, room, flags);
         }
         calls::recv(fd, buf, len, flags)
@@ -43,7 +43,7 @@ exports_and_next! {
         addr: *mut sockaddr,
         addrlen: *mut socklen_t,
     ) -> ssize_t {
-        if is_kernels(fd, len, room) {
+        if len > room {
             return next::__recvfrom_chk(fd, buf, len, room, flags, addr, addrlen);
         }
         calls::recvfrom(fd, buf, len, flags, addr, addrlen)
@@ -51,7 +51,7 @@ exports_and_next! {
 
     /// poll(2).
     fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
-        if are_kernels(count, room) {
+        if count as usize > room / size_of::<pollfd>() {
             return next::__poll_chk(fds, count, timeout, room);
         }
         calls::waits::poll(fds, count, timeout)
@@ -65,7 +65,7 @@ exports_and_next! {
         mask: *const sigset_t,
         room: size_t,
     ) -> c_int {
-        if are_kernels(count, room) {
+        if count as usize > room / size_of::<pollfd>() {
             return next::__ppoll_chk(fds, count, timeout, mask, room);
         }
         waits::ppoll(fds, count, timeout, mask)
@@ -155,16 +155,6 @@ exports_and_next! {
             out_of_pipe(from, to, len.min(PIECE), now)
         }
     }
-}
-
-/// Whether glibc's function serves a call with a buffer.
-fn is_kernels(fd: c_int, len: size_t, room: size_t) -> bool {
-    len > room || matches!(Fd::of(fd), Fd::Kernel)
-}
-
-/// Whether glibc's function serves a call with a list of descriptors.
-fn are_kernels(count: nfds_t, room: size_t) -> bool {
-    !table::any() || (count as usize).checked_mul(size_of::<pollfd>()).is_none_or(|len| len > room)
 }
 
 /// The kernel's limit for one call of recvmmsg and sendmmsg.
