@@ -140,6 +140,56 @@ impl<T: Plain> Once<T> {
     }
 }
 
+/// A set of numbers below 64 times `WORDS`.
+pub struct Bits<const WORDS: usize>([AtomicU64; WORDS]);
+
+// SAFETY: the fields are atomic integers. Zeros are an empty set.
+unsafe impl<const WORDS: usize> Plain for Bits<WORDS> {}
+
+impl<const WORDS: usize> Bits<WORDS> {
+    /// Adds a number.
+    pub fn set(&self, index: usize) {
+        if let Some(word) = self.0.get(index / 64) {
+            word.fetch_or(1 << (index % 64), Ordering::SeqCst);
+        }
+    }
+
+    /// Removes a number. Returns whether the set had it.
+    pub fn clear(&self, index: usize) -> bool {
+        self.0
+            .get(index / 64)
+            .is_some_and(|word| word.fetch_and(!(1 << (index % 64)), Ordering::SeqCst) >> (index % 64) & 1 != 0)
+    }
+
+    pub fn clear_all(&self) {
+        self.0.iter().for_each(|word| word.store(0, Ordering::SeqCst));
+    }
+
+    pub fn has(&self, index: usize) -> bool {
+        self.0.get(index / 64).is_some_and(|word| word.load(Ordering::SeqCst) >> (index % 64) & 1 != 0)
+    }
+
+    pub fn any(&self) -> bool {
+        self.0.iter().any(|word| word.load(Ordering::SeqCst) != 0)
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.iter().map(|word| word.load(Ordering::SeqCst).count_ones() as usize).sum()
+    }
+
+    /// The numbers.
+    pub fn each(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().enumerate().flat_map(|(word, bits)| {
+            let mut left = bits.load(Ordering::SeqCst);
+            core::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+                left &= left - 1;
+                Some(word * 64 + bit)
+            })
+        })
+    }
+}
+
 // Temporary lists of a call.
 
 const ON_STACK: usize = 48;

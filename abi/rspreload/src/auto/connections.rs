@@ -5,14 +5,14 @@
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, fence};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, fence};
 
 use libc::{EAGAIN, F_SETFL, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET};
 
 use super::log::Reason;
 use super::shared::{Accepted, MAX_SLOTS, Slot, Use};
 use super::{log, route, shared, thread};
-use crate::memory::{plain, zero};
+use crate::memory::{Bits, plain, zero};
 use crate::process::Deadline;
 use crate::sockets::{self, SockAddr, kernel, rdma};
 use crate::table::{Entry, Growing, Kind};
@@ -34,63 +34,21 @@ struct Private {
     generation: AtomicU32,
 }
 
-plain! { Private, Bits }
+plain! { Private }
 
 static PRIVATE: [Private; MAX_SLOTS] = zero();
 
 /// A set of indexes.
-pub struct Bits([AtomicU64; MAX_SLOTS / 64]);
+type Indexes = Bits<{ MAX_SLOTS / 64 }>;
 
 /// The indexes in use.
-pub static USED: Bits = zero();
+pub static USED: Indexes = zero();
 /// The indexes whose stand-ins wait for accept(2), or did at the last check.
-pub static SENT: Bits = zero();
+pub static SENT: Indexes = zero();
 /// The indexes whose connections a child of this process may use.
-pub static FORKED: Bits = zero();
+pub static FORKED: Indexes = zero();
 /// The indexes whose connections this process forwards.
-pub static FORWARDED: Bits = zero();
-
-impl Bits {
-    /// Adds an index.
-    pub fn set(&self, index: usize) {
-        if let Some(word) = self.0.get(index / 64) {
-            word.fetch_or(1 << (index % 64), SeqCst);
-        }
-    }
-
-    /// Removes an index. Returns whether the set had it.
-    pub fn clear(&self, index: usize) -> bool {
-        self.0.get(index / 64).is_some_and(|word| word.fetch_and(!(1 << (index % 64)), SeqCst) >> (index % 64) & 1 != 0)
-    }
-
-    fn clear_all(&self) {
-        self.0.iter().for_each(|word| word.store(0, SeqCst));
-    }
-
-    pub fn has(&self, index: usize) -> bool {
-        self.0.get(index / 64).is_some_and(|word| word.load(SeqCst) >> (index % 64) & 1 != 0)
-    }
-
-    pub fn any(&self) -> bool {
-        self.0.iter().any(|word| word.load(SeqCst) != 0)
-    }
-
-    pub fn count(&self) -> usize {
-        self.0.iter().map(|word| word.load(SeqCst).count_ones() as usize).sum()
-    }
-
-    /// The indexes.
-    pub fn each(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0.iter().enumerate().flat_map(|(word, bits)| {
-            let mut left = bits.load(SeqCst);
-            core::iter::from_fn(move || {
-                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
-                left &= left - 1;
-                Some(word * 64 + bit)
-            })
-        })
-    }
-}
+pub static FORWARDED: Indexes = zero();
 
 /// How many ports are tried for a stand-in until one has a free slot. With three of four slots
 /// taken, about one of six ports has none.

@@ -4,11 +4,10 @@
 //! A socket that has such an option before it connects or listens stays TCP.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET, socklen_t};
 
-use crate::memory::zero;
+use crate::memory::{Bits, zero};
 use crate::sockets::kernel;
 use crate::{errno, tcp};
 
@@ -128,30 +127,22 @@ pub fn refusal((level, name): (c_int, c_int)) -> c_int {
     if (level, name) == (IPPROTO_TCP, libc::TCP_ULP) { libc::ENOENT } else { libc::ENOPROTOOPT }
 }
 
-/// Bits for sockets that have an option which the kernel does not report, by socket identifier. No
-/// bit is cleared: a later socket whose identifier has the same bit stays TCP, too.
-static MARKED: [AtomicU64; 1024] = zero();
+/// The sockets that have an option which the kernel does not report, by a part of the identifier. A
+/// later socket with the same part stays TCP, too.
+static MARKED: Bits<1024> = zero();
 
-fn place(identity: u64) -> (&'static AtomicU64, u64) {
-    let bit = identity % (64 * MARKED.len() as u64);
-    (&MARKED[(bit / 64) as usize], 1 << (bit % 64))
+fn mark_of(fd: c_int) -> Option<usize> {
+    tcp::identity(fd).map(|identity| (identity % (64 * 1024)) as usize)
 }
 
 /// Called when the program has set an option on a kernel socket: the socket stays TCP.
 pub fn remember(fd: c_int) {
-    if let Some(identity) = tcp::identity(fd) {
-        let (word, bit) = place(identity);
-        word.fetch_or(bit, Relaxed);
-    }
+    mark_of(fd).into_iter().for_each(|mark| MARKED.set(mark));
 }
 
 /// Whether a kernel socket has a filter, or an option that this process or an ancestor has set.
 pub fn are_set(fd: c_int) -> bool {
-    let is_marked = tcp::identity(fd).is_some_and(|identity| {
-        let (word, bit) = place(identity);
-        word.load(Relaxed) & bit != 0
-    });
-    is_marked || has_filter(fd)
+    mark_of(fd).is_some_and(|mark| MARKED.has(mark)) || has_filter(fd)
 }
 
 /// Whether a socket has a packet filter. SO_GET_FILTER, which has the number of SO_ATTACH_FILTER,
