@@ -206,8 +206,9 @@ unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Optio
     Some(if failed && total == 0 { Err(()) } else { Ok(total) })
 }
 
-/// Removes the marks from the events, and stores their sides in `sides`. Returns the number of
-/// events left and of sides, or `None` if there was no mark.
+/// Removes the marks from the events, and stores their sides in `sides`. Each side is a member once,
+/// so it has one mark. Returns the number of events left and of sides, or `None` if there was no
+/// mark.
 fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<(usize, usize)> {
     let (mut kept, mut found) = (0, 0);
     for index in 0..events.len() {
@@ -217,11 +218,8 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
             kept += 1;
             continue;
         }
-        let side = event.u64 as u32 as c_int;
-        if !sides[..found].contains(&side)
-            && let Some(next) = sides.get_mut(found)
-        {
-            *next = side;
+        if let Some(next) = sides.get_mut(found) {
+            *next = event.u64 as u32 as c_int;
             found += 1;
         }
     }

@@ -233,9 +233,9 @@ fn there_is_one_side_for_each_index() {
 }
 
 #[test]
-fn a_side_that_two_marks_name_is_asked_once() {
+fn marks_are_removed_from_the_events() {
     let event = |data| epoll_event { events: EPOLLIN as u32, u64: data };
-    let mut events = [event(1), mark(9), event(2), mark(8), mark(9)];
+    let mut events = [event(1), mark(9), event(2), mark(8)];
     let mut sides = [-1; SIDES];
     assert_eq!(take_marks(&mut events, &mut sides), Some((2, 2)));
     assert_eq!((sides, [events[0], events[1]].map(|event| event.u64)), ([9, 8, -1, -1], [1, 2]));
