@@ -5,8 +5,6 @@
 //! adds itself for IP addresses. Everything received from a peer is validated by a `parse` function
 //! of this module.
 
-use std::fmt;
-
 use crate::acm::addr;
 pub use crate::acm::addr::IP_HEADER;
 use crate::os::sockaddr::{SockAddr, port};
@@ -30,18 +28,15 @@ pub struct Region {
 impl Region {
     /// Returns the region as it is in private data: all fields in network byte order.
     fn to_be(self) -> [u8; SGL_ENTRY] {
-        let mut bytes = [0; SGL_ENTRY];
-        bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.rkey.to_be_bytes());
-        bytes[12..].copy_from_slice(&self.length.to_be_bytes());
-        bytes
+        (u128::from(self.addr) << 64 | u128::from(self.rkey) << 32 | u128::from(self.length)).to_be_bytes()
     }
 
     fn from_be(bytes: [u8; SGL_ENTRY]) -> Region {
-        let (addr, key, length) = fields(bytes);
-        Region { addr: u64::from_be_bytes(addr), rkey: u32::from_be_bytes(key), length: u32::from_be_bytes(length) }
+        let fields = u128::from_be_bytes(bytes);
+        Region { addr: (fields >> 64) as u64, rkey: (fields >> 32) as u32, length: fields as u32 }
     }
 
+    /// Returns the region with the bytes of each field in the opposite order.
     fn swapped(self) -> Region {
         Region { addr: self.addr.swap_bytes(), rkey: self.rkey.swap_bytes(), length: self.length.swap_bytes() }
     }
@@ -74,36 +69,6 @@ const FLAG_IOMAP_SIZE: u8 = 2;
 /// Number of entries in a target SGL.
 pub const SGL_ENTRIES: u32 = 2;
 
-/// Why private data is invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadConnData {
-    /// It is too short.
-    Short,
-    /// The protocol version is unknown.
-    Version(u8),
-    /// Without credits, nothing can ever be sent.
-    NoCredits,
-    /// The number of target SGL entries is not 2.
-    SglLength(u32),
-    /// The receive buffer is empty.
-    NoBuffer,
-    /// A region extends beyond the end of the address space.
-    Wraps,
-}
-
-impl fmt::Display for BadConnData {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BadConnData::Short => f.write_str("private data is too short"),
-            BadConnData::Version(version) => write!(f, "protocol version {version}"),
-            BadConnData::NoCredits => f.write_str("no credits"),
-            BadConnData::SglLength(length) => write!(f, "target SGL of {length} entries"),
-            BadConnData::NoBuffer => f.write_str("empty receive buffer"),
-            BadConnData::Wraps => f.write_str("region beyond the end of memory"),
-        }
-    }
-}
-
 impl ConnData {
     /// Length in bytes.
     pub const LEN: usize = 40;
@@ -126,41 +91,30 @@ impl ConnData {
     }
 
     /// Parses and validates a peer's private data, which the kernel pads to the transport's length.
-    pub fn parse(bytes: &[u8]) -> Result<ConnData, BadConnData> {
-        let Some(([version, flags, c0, c1, _, _, _, scaled], rest)) = bytes.split_first_chunk() else {
-            return Err(BadConnData::Short);
-        };
-        let Some((sgl, rest)) = rest.split_first_chunk() else { return Err(BadConnData::Short) };
-        let Some((buffer, _)) = rest.split_first_chunk() else { return Err(BadConnData::Short) };
-        if *version != VERSION {
-            return Err(BadConnData::Version(*version));
-        }
+    /// Returns `None` if it is too short, of another protocol version, or unusable.
+    pub fn parse(bytes: &[u8]) -> Option<ConnData> {
+        let ([version, flags, c0, c1, _, _, _, scaled], rest) = bytes.split_first_chunk()?;
+        let (sgl, rest) = rest.split_first_chunk()?;
         let data = ConnData {
             big_endian: flags & FLAG_BIG_ENDIAN != 0,
             credits: u16::from_be_bytes([*c0, *c1]),
             iomap_size: (flags & FLAG_IOMAP_SIZE != 0).then(|| decode_iomap_size(*scaled)),
             target_sgl: Region::from_be(*sgl),
-            data_buf: Region::from_be(*buffer),
+            data_buf: Region::from_be(*rest.first_chunk()?),
         };
-        data.check()?;
-        Ok(data)
+        (*version == VERSION && data.is_usable()).then_some(data)
     }
 
-    fn check(&self) -> Result<(), BadConnData> {
-        if self.credits == 0 {
-            return Err(BadConnData::NoCredits);
-        }
-        if self.target_sgl.length != SGL_ENTRIES {
-            return Err(BadConnData::SglLength(self.target_sgl.length));
-        }
-        if self.data_buf.length == 0 {
-            return Err(BadConnData::NoBuffer);
-        }
+    /// Returns whether data can be sent to the peer, and no region extends beyond the end of the
+    /// address space.
+    fn is_usable(&self) -> bool {
         let iomap = usize::from(self.iomap_size.unwrap_or(0)) * IOMAP_ENTRY;
         let tables = (SGL_ENTRIES as usize * SGL_ENTRY + iomap) as u64;
-        let sgl_end = self.target_sgl.addr.checked_add(tables);
-        let buffer_end = self.data_buf.addr.checked_add(u64::from(self.data_buf.length));
-        sgl_end.and(buffer_end).map(|_| ()).ok_or(BadConnData::Wraps)
+        self.credits > 0
+            && self.target_sgl.length == SGL_ENTRIES
+            && self.data_buf.length > 0
+            && self.target_sgl.addr.checked_add(tables).is_some()
+            && self.data_buf.addr.checked_add(self.data_buf.length.into()).is_some()
     }
 }
 
@@ -185,16 +139,19 @@ pub fn round_iomap_size(wanted: u32) -> u16 {
     decode_iomap_size(encode_iomap_size(u16::try_from(wanted).unwrap_or(u16::MAX)))
 }
 
-/// A control message.
+/// A control message, with its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
     /// Ends both directions.
-    Disconnect,
+    Disconnect = 0,
     /// Shows that the sender is alive.
-    Keepalive,
+    Keepalive = 1,
     /// The sender will send no more data.
-    Shutdown,
+    Shutdown = 2,
 }
+
+/// All control messages, in the order of their numbers.
+const CONTROLS: [Control; 3] = [Control::Disconnect, Control::Keepalive, Control::Shutdown];
 
 /// The meaning of a completion's immediate data (for iWARP, of the four bytes of a SEND).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,27 +164,6 @@ pub enum Message {
     Iomap(u16),
     /// A control message.
     Control(Control),
-}
-
-/// Why immediate data is invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadMessage {
-    /// The operation is undefined.
-    Reserved(u8),
-    /// The control message is unknown.
-    Control(u32),
-    /// The index exceeds all iomaps.
-    Iomap(u32),
-}
-
-impl fmt::Display for BadMessage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BadMessage::Reserved(op) => write!(f, "reserved operation {op}"),
-            BadMessage::Control(control) => write!(f, "control message {control}"),
-            BadMessage::Iomap(index) => write!(f, "iomap index {index}"),
-        }
-    }
 }
 
 const OP_SHIFT: u32 = 29;
@@ -246,37 +182,31 @@ impl Message {
             Message::Data(length) => (OP_DATA, length),
             Message::CreditUpdate(number) => (OP_CREDIT_UPDATE, u32::from(number)),
             Message::Iomap(index) => (OP_IOMAP, u32::from(index)),
-            Message::Control(Control::Disconnect) => (OP_CONTROL, 0),
-            Message::Control(Control::Keepalive) => (OP_CONTROL, 1),
-            Message::Control(Control::Shutdown) => (OP_CONTROL, 2),
+            Message::Control(control) => (OP_CONTROL, control as u32),
         };
         debug_assert!(data <= MAX_DATA);
         op << OP_SHIFT | data & MAX_DATA
     }
 
-    /// Parses immediate data in host byte order. The caller validates the numbers against the
+    /// Parses immediate data in host byte order. Returns `None` for undefined operations and control
+    /// messages, and for an index beyond any iomap. The caller validates the numbers against the
     /// connection.
     #[inline]
-    pub fn parse(word: u32) -> Result<Message, BadMessage> {
+    pub fn parse(word: u32) -> Option<Message> {
         if word <= MAX_DATA {
-            return Ok(Message::Data(word));
+            return Some(Message::Data(word));
         }
         Message::parse_other(word)
     }
 
-    fn parse_other(word: u32) -> Result<Message, BadMessage> {
+    fn parse_other(word: u32) -> Option<Message> {
         let data = word & MAX_DATA;
         match word >> OP_SHIFT {
             // Sequence numbers have 16 bits. A carry above them is ignored.
-            OP_CREDIT_UPDATE => Ok(Message::CreditUpdate(data as u16)),
-            OP_IOMAP => u16::try_from(data).map(Message::Iomap).map_err(|_| BadMessage::Iomap(data)),
-            OP_CONTROL => match data {
-                0 => Ok(Message::Control(Control::Disconnect)),
-                1 => Ok(Message::Control(Control::Keepalive)),
-                2 => Ok(Message::Control(Control::Shutdown)),
-                unknown => Err(BadMessage::Control(unknown)),
-            },
-            op => Err(BadMessage::Reserved(op as u8)),
+            OP_CREDIT_UPDATE => Some(Message::CreditUpdate(data as u16)),
+            OP_IOMAP => u16::try_from(data).ok().map(Message::Iomap),
+            OP_CONTROL => CONTROLS.get(data as usize).copied().map(Message::Control),
+            _ => None,
         }
     }
 }
@@ -287,24 +217,14 @@ pub const SGL_ENTRY: usize = 16;
 /// Returns a target SGL entry in its owner's byte order, which differs from the host's if `swap` is
 /// set.
 pub fn emit_sgl(region: Region, swap: bool) -> [u8; SGL_ENTRY] {
-    let region = if swap { region.swapped() } else { region };
-    let mut bytes = [0; SGL_ENTRY];
-    bytes[..8].copy_from_slice(&region.addr.to_ne_bytes());
-    bytes[8..12].copy_from_slice(&region.rkey.to_ne_bytes());
-    bytes[12..].copy_from_slice(&region.length.to_ne_bytes());
-    bytes
+    let is_big_endian = swap != cfg!(target_endian = "big");
+    if is_big_endian { region.to_be() } else { region.swapped().to_be() }
 }
 
 /// Parses an entry of the local target SGL.
 pub fn parse_sgl(bytes: &[u8; SGL_ENTRY]) -> Region {
-    let (addr, key, length) = fields(*bytes);
-    Region { addr: u64::from_ne_bytes(addr), rkey: u32::from_ne_bytes(key), length: u32::from_ne_bytes(length) }
-}
-
-/// Splits a region into the bytes of its three fields.
-fn fields(bytes: [u8; SGL_ENTRY]) -> ([u8; 8], [u8; 4], [u8; 4]) {
-    let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3] = bytes;
-    ([a0, a1, a2, a3, a4, a5, a6, a7], [k0, k1, k2, k3], [l0, l1, l2, l3])
+    let region = Region::from_be(*bytes);
+    if cfg!(target_endian = "big") { region } else { region.swapped() }
 }
 
 /// An entry of the iomap: the region that a riowrite() to an offset writes to.

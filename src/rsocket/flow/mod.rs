@@ -17,15 +17,4 @@ pub use send::{Chunk, InlineRequest, Reasons, SendLimits, Sender};
 
 /// A protocol violation by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Violation {
-    /// A message without credit.
-    NoCredit,
-    /// More data than the advertised buffer holds.
-    TooMuchData,
-    /// A credit limit that takes credits back, or gives more than the receive queue holds.
-    BadCreditUpdate,
-    /// Invalid immediate data.
-    BadMessage,
-    /// An index beyond the iomap.
-    BadIndex,
-}
+pub struct Violation;

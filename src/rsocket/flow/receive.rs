@@ -232,7 +232,8 @@ impl Receiver {
         self.ring.is_small() && self.next.is_none() && self.ring.is_first_fill() && !self.needs_larger_ring()
     }
 
-    /// Handles a data message of `len` bytes.
+    /// Handles a data message of `len` bytes. Fails for more data than the buffer holds, and for a
+    /// message without credit.
     #[inline]
     pub fn data(&mut self, len: u32) -> Result<(), Violation> {
         let ring = match &mut self.next {
@@ -240,7 +241,7 @@ impl Receiver {
             _ => &mut self.ring,
         };
         // A message never crosses the end of a half: each half is an SGL entry of its own.
-        let Some(left) = ring.left.checked_sub(len) else { return Err(Violation::TooMuchData) };
+        let Some(left) = ring.left.checked_sub(len) else { return Err(Violation) };
         count(&mut self.messages, self.limit)?;
         ring.received += u64::from(len);
         ring.left = if left > 0 { left } else { ring.next_left() };
@@ -267,7 +268,7 @@ impl Receiver {
         true
     }
 
-    /// Handles a message without data that takes a credit.
+    /// Handles a message without data that takes a credit. Fails without credit.
     pub fn message(&mut self) -> Result<(), Violation> {
         count(&mut self.messages, self.limit)
     }
@@ -460,7 +461,7 @@ impl Receiver {
 
 fn count(messages: &mut u16, limit: u16) -> Result<(), Violation> {
     if *messages == limit {
-        return Err(Violation::NoCredit);
+        return Err(Violation);
     }
     *messages = messages.wrapping_add(1);
     Ok(())
@@ -530,7 +531,7 @@ mod tests {
             (taken, left) = (taken + u32::from(is_plain), left + u32::from(!is_plain));
             if !is_plain && fast.data(len).is_err() {
                 // The message does not fit into the half: a peer would send a part of it.
-                assert_eq!(usual.data(len), Err(Violation::TooMuchData));
+                assert_eq!(usual.data(len), Err(Violation));
                 let rest = fast.ring.left;
                 assert!(fast.data(rest).is_ok() && usual.data(rest).is_ok());
             } else {

@@ -452,12 +452,13 @@ impl Sender {
         self.note_space();
     }
 
-    /// Handles a credit update: the peer allows messages up to number `limit`.
+    /// Handles a credit update: the peer allows messages up to number `limit`. Fails if
+    /// the limit takes credits back, or gives more than the peer's receive queue holds.
     pub fn credit_update_received(&mut self, limit: u16) -> std::result::Result<(), Violation> {
         // A limit below the present one wraps to a large increment.
         let more = limit.wrapping_sub(self.credit_limit);
         if u32::from(self.credits_left) + u32::from(more) > u32::from(self.limits.window) {
-            return Err(Violation::BadCreditUpdate);
+            return Err(Violation);
         }
         self.credit_limit = limit;
         self.credits_left += more;

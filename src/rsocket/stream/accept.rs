@@ -353,7 +353,7 @@ fn backlog_of(number: c_int) -> usize {
 /// protocol, or an unknown version.
 fn connection_data(domain: c_int, private_data: &[u8]) -> Result<ConnData> {
     let skip = if domain == AF_IB { wire::IP_HEADER } else { 0 };
-    private_data.get(skip..).and_then(|data| ConnData::parse(data).ok()).ok_or(Errno::EPROTO)
+    private_data.get(skip..).and_then(ConnData::parse).ok_or(Errno::EPROTO)
 }
 
 /// Makes the reactor answer the next request: there may be a slot for it. Releases the lock.

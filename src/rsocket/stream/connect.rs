@@ -242,7 +242,7 @@ impl Stream {
     /// Completes the connection when the peer has accepted the request.
     fn established(&self, state: &mut State, event: &Event) -> Result<()> {
         // A peer that accepts with other private data does not use the rsocket protocol.
-        let peer = ConnData::parse(event.data()).map_err(|_| Errno::ECONNREFUSED)?;
+        let peer = ConnData::parse(event.data()).ok_or(Errno::ECONNREFUSED)?;
         let unconnected = state.unconnected.take().ok_or(Errno::EIO)?;
         let connect = || unconnected.connect(&peer, event.takes_reads);
         let connection = self.in_command(state.handed_over, connect).inspect_err(|_| {

@@ -134,7 +134,7 @@ impl Connection {
 
     #[inline]
     fn process_message(&mut self, imm: u32, outcome: &mut Outcome) -> std::result::Result<(), Violation> {
-        match Message::parse(imm).map_err(|_| Violation::BadMessage)? {
+        match Message::parse(imm).ok_or(Violation)? {
             Message::Data(len) => {
                 self.receive.flow.data(len)?;
                 if let Some(counters) = self.counters() {
@@ -150,7 +150,7 @@ impl Connection {
             Message::Iomap(index) => {
                 self.receive.flow.message()?;
                 if index >= self.receive.iomap() {
-                    return Err(Violation::BadIndex);
+                    return Err(Violation);
                 }
             }
             Message::Control(Control::Disconnect) => {
