@@ -2,8 +2,9 @@
 //! (docs/protocol.md). No I/O.
 //!
 //! A connection request with AF_IB addresses has a header before its private data, which the kernel
-//! adds itself for IP addresses. Everything received from a peer is validated by a `parse` function
-//! of this module.
+//! adds itself for IP addresses. The receiver ignores its content: rdma-core sends uninitialized
+//! memory, and the addresses are not authenticated. Everything received from a peer is validated by
+//! a `parse` function of this module.
 
 use crate::acm::addr;
 pub use crate::acm::addr::IP_HEADER;
@@ -257,10 +258,4 @@ pub fn parse_iomap(bytes: &[u8; IOMAP_ENTRY]) -> Mapping {
 /// Returns the IP header for the private data of a request from `source` to `destination`.
 pub fn ip_header(source: &SockAddr, destination: &SockAddr) -> [u8; IP_HEADER] {
     addr::ip_header(source, destination, port(source.storage()))
-}
-
-/// Returns the bytes after the header, `None` if it is incomplete. Its content is ignored:
-/// rdma-core sends uninitialized memory, and the addresses are not authenticated.
-pub fn skip_ip_header(data: &[u8]) -> Option<&[u8]> {
-    data.get(IP_HEADER..)
 }

@@ -136,7 +136,7 @@ impl Dgram {
 
     /// Handles a UDP packet: delivers the payload, learns the sender's QP, and answers.
     fn handle(self: &Arc<Self>, state: &mut State, from: SocketAddr, packet: &[u8]) {
-        let Ok((header, start)) = UdpHeader::parse(packet) else { return };
+        let Some((header, start)) = UdpHeader::parse(packet) else { return };
         if header.address.is_ipv4() != from.is_ipv4() {
             return;
         }
@@ -282,7 +282,7 @@ impl State {
 
 /// Returns the sender in the header and the offset of the payload. `None` if the header is invalid.
 fn read_header(port: &Port, received: &Received, domain: c_int) -> Option<(SocketAddr, usize)> {
-    let (header, start) = UdHeader::parse(port.bytes(received)).ok()?;
+    let (header, start) = UdHeader::parse(port.bytes(received))?;
     let source = with_port(header.source.ip(), header.source.port(), &port.local);
     (source.is_ipv4() || domain == libc::AF_INET6).then_some((source, start))
 }

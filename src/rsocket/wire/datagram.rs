@@ -1,7 +1,6 @@
 //! The wire formats of datagram rsockets (docs/protocol.md): the headers before the payload, one
 //! for UDP packets until the peer's QP is known, and one for UD messages.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 const TAG: u32 = 0x5555_5555;
@@ -20,36 +19,6 @@ const UDP_IPV4_HEADER: usize = 16;
 pub const MAX_UD_HEADER: usize = 24;
 /// Length of a UD header with an IPv4 address in bytes.
 pub const UD_IPV4_HEADER: usize = 8;
-
-/// Why a header is invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadHeader {
-    /// The packet ends before its header.
-    Short,
-    /// It starts with another tag.
-    Tag(u32),
-    /// The IP version is neither 4 nor 6.
-    Version(u8),
-    /// The operation is unknown.
-    Op(u8),
-    /// The length does not match the IP version.
-    Length(u8),
-    /// No sender has this QP number: QPs 0 and 1 belong to the port, and numbers have 24 bits.
-    Qpn(u32),
-}
-
-impl fmt::Display for BadHeader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BadHeader::Short => f.write_str("packet is shorter than its header"),
-            BadHeader::Tag(tag) => write!(f, "tag {tag:#x}"),
-            BadHeader::Version(version) => write!(f, "IP version {version}"),
-            BadHeader::Op(op) => write!(f, "operation {op}"),
-            BadHeader::Length(length) => write!(f, "header length {length}"),
-            BadHeader::Qpn(qpn) => write!(f, "QP number {qpn:#x}"),
-        }
-    }
-}
 
 /// The purpose of a UDP packet between rsockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,27 +66,20 @@ impl UdpHeader {
         (bytes, len)
     }
 
-    /// Parses and validates the header of a packet. Also returns the offset of the payload.
-    pub fn parse(packet: &[u8]) -> Result<(UdpHeader, usize), BadHeader> {
-        let Some(([t0, t1, t2, t3, version, op, length, _, q0, q1, q2, q3], rest)) = packet.split_first_chunk() else {
-            return Err(BadHeader::Short);
-        };
+    /// Parses and validates the header of a packet. Also returns the offset of the payload. No
+    /// sender has QP number 0 or 1, which belong to the port, or one of more than 24 bits.
+    pub fn parse(packet: &[u8]) -> Option<(UdpHeader, usize)> {
+        let ([t0, t1, t2, t3, version, op, length, _, q0, q1, q2, q3], rest) = packet.split_first_chunk()?;
         let tag = u32::from_be_bytes([*t0, *t1, *t2, *t3]);
-        if tag != TAG {
-            return Err(BadHeader::Tag(tag));
-        }
         let op = match *op {
             OP_DATA => UdpOp::Data,
             OP_CONTROL => UdpOp::Control,
-            op => return Err(BadHeader::Op(op)),
+            _ => return None,
         };
         let len = length_of(*version, *length, UDP_IPV4_HEADER, MAX_UDP_HEADER)?;
-        let address = ip(*version, rest).ok_or(BadHeader::Short)?;
+        let address = ip(*version, rest)?;
         let qpn = u32::from_be_bytes([*q0, *q1, *q2, *q3]);
-        if !(2..=QPN_MASK).contains(&qpn) {
-            return Err(BadHeader::Qpn(qpn));
-        }
-        Ok((UdpHeader { op, qpn, address }, len))
+        (tag == TAG && (2..=QPN_MASK).contains(&qpn)).then_some((UdpHeader { op, qpn, address }, len))
     }
 }
 
@@ -151,30 +113,30 @@ impl UdHeader {
     }
 
     /// Parses and validates the header of a message. Also returns the offset of the payload.
-    pub fn parse(message: &[u8]) -> Result<(UdHeader, usize), BadHeader> {
-        let Some(([version, length, p0, p1], rest)) = message.split_first_chunk() else { return Err(BadHeader::Short) };
+    pub fn parse(message: &[u8]) -> Option<(UdHeader, usize)> {
+        let ([version, length, p0, p1], rest) = message.split_first_chunk()?;
         let len = length_of(*version, *length, UD_IPV4_HEADER, MAX_UD_HEADER)?;
         let port = u16::from_be_bytes([*p0, *p1]);
         let source = if *version == IPV4 {
-            SocketAddr::new(ip(IPV4, rest).ok_or(BadHeader::Short)?, port)
+            SocketAddr::new(ip(IPV4, rest)?, port)
         } else {
-            let (flow, rest) = rest.split_first_chunk().ok_or(BadHeader::Short)?;
-            let ip = rest.first_chunk::<16>().ok_or(BadHeader::Short)?;
+            let (flow, rest) = rest.split_first_chunk()?;
+            let ip = rest.first_chunk::<16>()?;
             SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(*ip), port, u32::from_be_bytes(*flow), 0))
         };
-        Ok((UdHeader { source }, len))
+        Some((UdHeader { source }, len))
     }
 }
 
-/// Returns the length of a header with this IP version. Fails if its length field, `length`,
-/// differs.
-fn length_of(version: u8, length: u8, ipv4: usize, ipv6: usize) -> Result<usize, BadHeader> {
+/// Returns the length of a header with this IP version. Returns `None` for an unknown version, and
+/// if the header's length field, `length`, differs.
+fn length_of(version: u8, length: u8, ipv4: usize, ipv6: usize) -> Option<usize> {
     let expected = match version {
         IPV4 => ipv4,
         IPV6 => ipv6,
-        version => return Err(BadHeader::Version(version)),
+        _ => return None,
     };
-    if usize::from(length) == expected { Ok(expected) } else { Err(BadHeader::Length(length)) }
+    (usize::from(length) == expected).then_some(expected)
 }
 
 /// Returns the IP address at the beginning of `bytes`.

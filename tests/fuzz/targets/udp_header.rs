@@ -5,12 +5,12 @@ use libfuzzer_sys::fuzz_target;
 use rdmacm_core::rsocket::wire::datagram::{UdHeader, UdpHeader};
 
 fuzz_target!(|packet: &[u8]| {
-    if let Ok((header, len)) = UdpHeader::parse(packet) {
+    if let Some((header, len)) = UdpHeader::parse(packet) {
         assert!(len <= packet.len());
         let (bytes, emitted) = header.emit();
-        assert_eq!(UdpHeader::parse(&bytes[..emitted]), Ok((header, len)));
+        assert_eq!(UdpHeader::parse(&bytes[..emitted]), Some((header, len)));
     }
-    if let Ok((header, len)) = UdHeader::parse(packet) {
+    if let Some((header, len)) = UdHeader::parse(packet) {
         assert!(len <= packet.len());
         let (bytes, emitted) = header.emit();
         assert_eq!(bytes[..emitted], packet[..len]);
