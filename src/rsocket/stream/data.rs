@@ -573,7 +573,7 @@ impl State {
 
     /// Returns the number of bytes to read, without the `done` bytes that a peeking call has
     /// copied.
-    fn available(&self, peek: bool, done: usize) -> u64 {
+    pub(super) fn available(&self, peek: bool, done: usize) -> u64 {
         let available = self.connection.as_ref().map_or(0, |connection| connection.available());
         if peek { available.saturating_sub(done as u64) } else { available }
     }

@@ -6,9 +6,11 @@ use std::time::Duration;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
 use crate::os::alloc::try_copy;
-use crate::rsocket::config::{self, MIN_SEND_BUFFER, SMALL_SEND_BUFFER, defaults};
+use crate::rsocket::config::{self, MAX_ENTRIES, at_least_one_datagram, defaults};
 use crate::rsocket::wire;
 
+/// The level of the options of rsockets.
+const RDMA: c_int = SOL_RDMA as c_int;
 /// Largest buffer in bytes: half of it has to fit an SGL entry.
 const MAX_BUFFER: u32 = 1 << 30;
 /// Default of TCP_KEEPIDLE in seconds, as in tcp(7).
@@ -63,20 +65,6 @@ pub(super) enum Linger {
     On(c_int),
 }
 
-/// What the caller of [`Options::set`] has to do after an option was set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
-    None,
-    /// Set the id's option: SO_REUSEADDR.
-    Reuse,
-    /// Set the id's option: IP_TOS.
-    Tos,
-    /// Restart or stop the keepalive timer.
-    Keepalive,
-    /// Send held data, and pass TCP_NODELAY on to the connection.
-    Nodelay,
-}
-
 impl Options {
     pub fn new() -> Options {
         let defaults = defaults();
@@ -108,95 +96,46 @@ impl Options {
 
     /// setsockopt(2). `fixed`: the connection exists, and its buffer and queue sizes cannot change
     /// any more.
-    pub fn set(&mut self, level: c_int, name: c_int, value: &[u8], fixed: bool) -> Result<Effect> {
-        match level {
-            libc::SOL_SOCKET => self.set_socket(name, value, fixed),
-            libc::IPPROTO_TCP => self.set_tcp(name, value),
-            libc::IPPROTO_IP if name == libc::IP_TOS => {
-                self.tos = number_or_byte(value)? as u8;
-                Ok(Effect::Tos)
-            }
-            libc::IPPROTO_IPV6 if name == libc::IPV6_V6ONLY => {
-                // The option is applied to the id when the socket is bound.
-                self.v6only = Some(number(value)? != 0);
-                Ok(Effect::None)
-            }
-            level if level == SOL_RDMA as c_int => self.set_rdma(name, value, fixed).map(|()| Effect::None),
-            _ => Err(Errno::ENOTSUP),
-        }
-    }
-
-    fn set_socket(&mut self, name: c_int, value: &[u8], fixed: bool) -> Result<Effect> {
-        match name {
-            libc::SO_REUSEADDR => {
-                self.reuse = number(value)? != 0;
-                return Ok(Effect::Reuse);
-            }
-            libc::SO_SNDBUF | libc::SO_RCVBUF => {
-                let size = number(value)?;
-                // Doubled, as in socket(7).
-                let doubled = u32::try_from(size).unwrap_or(0).saturating_mul(2).min(MAX_BUFFER);
-                match name {
-                    _ if fixed => {}
-                    libc::SO_SNDBUF => {
-                        self.send_buffer = if doubled < MIN_SEND_BUFFER { SMALL_SEND_BUFFER } else { doubled };
-                        self.send_grows = false;
-                    }
-                    _ => (self.receive_buffer, self.receive_grows) = (doubled.max(2), false),
-                }
-            }
-            libc::SO_LINGER => {
-                let (on, seconds) = (number(value)?, number(value.get(4..).ok_or(Errno::EINVAL)?)?);
-                self.linger = if on == 0 { Linger::Off(seconds) } else { Linger::On(seconds.max(0)) };
-            }
-            libc::SO_KEEPALIVE => {
-                self.keepalive = number(value)? != 0;
-                return Ok(Effect::Keepalive);
-            }
-            libc::SO_OOBINLINE => self.oob_inline = number(value)? != 0,
-            libc::SO_RCVTIMEO => self.receive_timeout = timeout(value)?,
-            libc::SO_SNDTIMEO => self.send_timeout = timeout(value)?,
-            _ => return Err(Errno::ENOTSUP),
-        }
-        Ok(Effect::None)
-    }
-
-    fn set_tcp(&mut self, name: c_int, value: &[u8]) -> Result<Effect> {
-        let positive = |limit: i32| {
-            number(value).and_then(|number| match number {
-                1.. if number <= limit => Ok(number as u32),
-                _ => Err(Errno::EINVAL),
-            })
-        };
-        match name {
-            libc::TCP_NODELAY => {
-                self.nodelay = number(value)? != 0;
-                return Ok(Effect::Nodelay);
-            }
-            libc::TCP_MAXSEG => drop(number(value)?),
-            libc::TCP_KEEPIDLE => {
-                self.keep_idle = positive(i32::MAX)?;
-                return Ok(Effect::Keepalive);
-            }
-            libc::TCP_KEEPINTVL => self.keep_interval = positive(i32::MAX)?,
-            libc::TCP_KEEPCNT => self.keep_count = positive(i32::MAX)?,
-            libc::TCP_CONGESTION => {}
-            _ => return Err(Errno::ENOTSUP),
-        }
-        Ok(Effect::None)
-    }
-
-    fn set_rdma(&mut self, name: c_int, value: &[u8], fixed: bool) -> Result<()> {
-        if fixed {
+    pub fn set(&mut self, level: c_int, name: c_int, value: &[u8], fixed: bool) -> Result<()> {
+        if level == RDMA && fixed {
             return Err(Errno::EINVAL);
         }
-        let queue = |number: c_int| number.clamp(0, 0xfffe) as u16;
-        match name {
-            RDMA_SQSIZE => self.sq = queue(number(value)?),
-            RDMA_RQSIZE => self.rq = queue(number(value)?),
-            RDMA_INLINE => self.inline = queue(number(value)?),
-            RDMA_IOMAPSIZE => self.iomap = wire::round_iomap_size(number(value)?.max(0) as u32),
-            RDMA_ROUTE => {
+        let is_on = || number(value).map(|number| number != 0);
+        let positive = || u32::try_from(number(value)?).ok().filter(|&number| number > 0).ok_or(Errno::EINVAL);
+        let entries = || number(value).map(|number| number.clamp(0, MAX_ENTRIES.into()) as u16);
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuse = is_on()?,
+            (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => {
+                // Doubled, as in socket(7).
+                let size = u32::try_from(number(value)?).unwrap_or(0).saturating_mul(2).min(MAX_BUFFER);
+                match name {
+                    _ if fixed => {}
+                    libc::SO_SNDBUF => (self.send_buffer, self.send_grows) = (at_least_one_datagram(size), false),
+                    _ => (self.receive_buffer, self.receive_grows) = (size.max(2), false),
+                }
+            }
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let (on, seconds) = (is_on()?, number(value.get(4..).unwrap_or_default())?);
+                self.linger = if on { Linger::On(seconds.max(0)) } else { Linger::Off(seconds) };
+            }
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.keepalive = is_on()?,
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.oob_inline = is_on()?,
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => self.receive_timeout = timeout(value)?,
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => self.send_timeout = timeout(value)?,
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.nodelay = is_on()?,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => drop(number(value)?),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.keep_idle = positive()?,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.keep_interval = positive()?,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.keep_count = positive()?,
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {}
+            (libc::IPPROTO_IP, libc::IP_TOS) => self.tos = number_or_byte(value)? as u8,
+            // Given to the id when the socket is bound.
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only = Some(is_on()?),
+            (RDMA, RDMA_SQSIZE) => self.sq = entries()?,
+            (RDMA, RDMA_RQSIZE) => self.rq = entries()?,
+            (RDMA, RDMA_INLINE) => self.inline = entries()?,
+            (RDMA, RDMA_IOMAPSIZE) => self.iomap = wire::round_iomap_size(number(value)?.max(0) as u32),
+            (RDMA, RDMA_ROUTE) => {
                 const PATH: usize = size_of::<crate::os::uapi::ibv_path_data>();
                 if value.is_empty() || !value.len().is_multiple_of(PATH) {
                     return Err(Errno::EINVAL);
@@ -220,11 +159,12 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.send_buffer as c_int,
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => self.receive_buffer as c_int,
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
-                return Ok(Value::of(&match self.linger {
+                let linger = match self.linger {
                     Linger::Default => [1, 0],
                     Linger::Off(seconds) => [0, seconds],
                     Linger::On(seconds) => [1, seconds],
-                }));
+                };
+                return Ok(Value::bytes(linger.map(c_int::to_ne_bytes).as_flattened()));
             }
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.keepalive.into(),
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.oob_inline.into(),
@@ -237,16 +177,13 @@ impl Options {
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.keep_count as c_int,
             (libc::IPPROTO_IP, libc::IP_TOS) => self.tos.into(),
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.is_v6only().into(),
-            (level, name) if level == SOL_RDMA as c_int => match name {
-                RDMA_SQSIZE => self.sq.into(),
-                RDMA_RQSIZE => self.rq.into(),
-                RDMA_INLINE => self.inline.into(),
-                RDMA_IOMAPSIZE => self.iomap.into(),
-                _ => return Err(Errno::ENOTSUP),
-            },
+            (RDMA, RDMA_SQSIZE) => self.sq.into(),
+            (RDMA, RDMA_RQSIZE) => self.rq.into(),
+            (RDMA, RDMA_INLINE) => self.inline.into(),
+            (RDMA, RDMA_IOMAPSIZE) => self.iomap.into(),
             _ => return Err(Errno::ENOTSUP),
         };
-        Ok(Value::of(&[value]))
+        Ok(Value::int(value))
     }
 }
 
@@ -255,6 +192,7 @@ impl Options {
 /// options.
 #[cfg(fuzzing)]
 pub fn after_calls<'a>(calls: impl Iterator<Item = (c_int, c_int, &'a [u8], bool)>) {
+    use crate::rsocket::config::{MIN_SEND_BUFFER, SMALL_SEND_BUFFER};
     let mut options = Options::new();
     for (level, name, value, fixed) in calls {
         let before = (options.sq, options.rq, options.receive_buffer);
@@ -282,17 +220,7 @@ impl Value {
 
     /// Creates the value of an int option.
     pub fn int(number: c_int) -> Value {
-        Value::of(&[number])
-    }
-
-    /// Creates a value of several ints.
-    pub fn of(numbers: &[c_int]) -> Value {
-        let mut value = Value { bytes: [0; Value::MAX_LEN], len: 0 };
-        for number in numbers {
-            value.bytes[value.len..value.len + 4].copy_from_slice(&number.to_ne_bytes());
-            value.len += 4;
-        }
-        value
+        Value::bytes(&number.to_ne_bytes())
     }
 
     /// Creates a value of bytes.
@@ -304,18 +232,17 @@ impl Value {
 
     /// Creates the value of [`base::private::MARKS`].
     pub fn marks(marks: base::private::Marks) -> Value {
-        let mut value = Value { bytes: [0; Value::MAX_LEN], len: 16 };
-        value.bytes[..8].copy_from_slice(&(marks.words.expose_provenance() as u64).to_ne_bytes());
-        value.bytes[8..16].copy_from_slice(&(marks.count as u64).to_ne_bytes());
-        value
+        Value::pair([marks.words.expose_provenance() as u64, marks.count as u64])
     }
 
+    /// Creates a struct timeval.
     fn time(time: Option<Duration>) -> Value {
-        let time = time.unwrap_or(Duration::ZERO);
-        let mut value = Value { bytes: [0; Value::MAX_LEN], len: 16 };
-        value.bytes[..8].copy_from_slice(&time.as_secs().to_ne_bytes());
-        value.bytes[8..16].copy_from_slice(&u64::from(time.subsec_micros()).to_ne_bytes());
-        value
+        let time = time.unwrap_or_default();
+        Value::pair([time.as_secs(), time.subsec_micros().into()])
+    }
+
+    fn pair(numbers: [u64; 2]) -> Value {
+        Value::bytes(numbers.map(u64::to_ne_bytes).as_flattened())
     }
 
     /// Returns the bytes for the program.
@@ -340,9 +267,8 @@ fn number_or_byte(value: &[u8]) -> Result<c_int> {
 /// Parses a struct timeval. Returns `None`, for no time-out, if it is zero. As in Linux, negative
 /// seconds are a time-out of zero. Fails with `EDOM` for invalid microseconds.
 pub fn timeout(value: &[u8]) -> Result<Option<Duration>> {
-    let field =
-        |at: usize| value.get(at..at + 8).and_then(|bytes| bytes.first_chunk()).map(|bytes| i64::from_ne_bytes(*bytes));
-    let (seconds, micros) = field(0).zip(field(8)).ok_or(Errno::EINVAL)?;
+    let ([seconds, micros, ..], _) = value.as_chunks() else { return Err(Errno::EINVAL) };
+    let (seconds, micros) = (i64::from_ne_bytes(*seconds), i64::from_ne_bytes(*micros));
     if !(0..1_000_000).contains(&micros) {
         return Err(Errno::EDOM);
     }
@@ -360,7 +286,7 @@ mod tests {
         let mut options = Options::new();
         for (size, kept) in [(0x1_0000, 0xfffe), (0xffff, 0xfffe), (0xfffe, 0xfffe), (-1, 0)] {
             for name in [RDMA_SQSIZE, RDMA_RQSIZE, RDMA_INLINE] {
-                options.set(SOL_RDMA as c_int, name, &c_int::to_ne_bytes(size), false).unwrap();
+                options.set(RDMA, name, &c_int::to_ne_bytes(size), false).unwrap();
             }
             assert_eq!((options.sq, options.rq, options.inline), (kept, kept, kept));
         }
@@ -369,8 +295,8 @@ mod tests {
     #[test]
     fn a_route_has_whole_path_records() {
         const PATH: usize = size_of::<crate::os::uapi::ibv_path_data>();
-        let set = |len| Options::new().set(SOL_RDMA as c_int, RDMA_ROUTE, &[0; 3 * PATH][..len], false);
-        assert_eq!((set(PATH), set(2 * PATH)), (Ok(Effect::None), Ok(Effect::None)));
+        let set = |len| Options::new().set(RDMA, RDMA_ROUTE, &[0; 3 * PATH][..len], false);
+        assert_eq!((set(PATH), set(2 * PATH)), (Ok(()), Ok(())));
         for len in [0, PATH - 1, PATH + 1] {
             assert_eq!(set(len), Err(Errno::EINVAL));
         }

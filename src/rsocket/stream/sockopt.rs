@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use libc::sockaddr_storage;
 
-use super::options::{Effect, Value};
+use super::options::Value;
 use super::watching::Watchable;
 use super::{Phase, State, Stream};
 use crate::cm;
@@ -37,35 +37,29 @@ impl Stream {
     /// rgetsockopt(3): returns the value of an option.
     pub fn option(&self, level: c_int, name: c_int) -> Result<Value> {
         let mut state = self.enter()?;
-        match (level, name) {
+        let number = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_ERROR) => {
                 self.process_completions(&mut state);
-                Ok(Value::int(state.take_error().map_or(0, Errno::get)))
+                state.take_error().map_or(0, Errno::get)
             }
             (base::private::LEVEL, base::private::READABLE_BYTES) => {
                 self.process_completions(&mut state);
-                let available = state.connection.as_ref().map_or(0, |connection| connection.available());
-                Ok(Value::int(c_int::try_from(available).unwrap_or(c_int::MAX)))
+                c_int::try_from(state.available(false, 0)).unwrap_or(c_int::MAX)
             }
             (base::private::LEVEL, base::private::UNSENT_BYTES) => {
-                let unsent = state.connection.as_mut().map_or(0, |connection| connection.unsent());
-                Ok(Value::int(c_int::try_from(unsent).unwrap_or(c_int::MAX)))
+                state.connection.as_mut().map_or(0, |connection| connection.unsent() as c_int)
             }
             (base::private::LEVEL, base::private::LAST_CONNECTIONS) => {
                 let Phase::Listening(listening) = &mut state.phase else { return Err(Errno::EINVAL) };
-                Ok(Value::int(listening.answer_no_more() as c_int))
+                listening.answer_no_more() as c_int
             }
-            (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(Value::int(libc::SOCK_STREAM)),
-            (libc::SOL_SOCKET, libc::SO_DOMAIN) => Ok(Value::int(self.domain)),
-            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Ok(Value::int(libc::IPPROTO_TCP)),
-            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-                Ok(Value::int(matches!(state.phase, Phase::Listening(_)).into()))
-            }
+            (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => self.domain,
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
+            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => matches!(state.phase, Phase::Listening(_)).into(),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
                 let mtu = state.id()?.id().first_path().map(|path| path.mtu);
-                Ok(Value::int(
-                    mtu.filter(|mtu| (1..=5).contains(mtu)).map_or(DEFAULT_MAXSEG, |mtu| 128 << c_int::from(mtu)),
-                ))
+                mtu.filter(|mtu| (1..=5).contains(mtu)).map_or(DEFAULT_MAXSEG, |mtu| 128 << c_int::from(mtu))
             }
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let mut info = [0; TCP_INFO];
@@ -79,10 +73,11 @@ impl Stream {
                 };
                 let window = state.connection.as_ref().map_or(0, |connection| connection.credits());
                 info[TCP_INFO_CWND..TCP_INFO_CWND + 4].copy_from_slice(&window.to_ne_bytes());
-                Ok(Value::bytes(&info))
+                return Ok(Value::bytes(&info));
             }
-            _ => state.options.get(level, name),
-        }
+            _ => return state.options.get(level, name),
+        };
+        Ok(Value::int(number))
     }
 
     /// rsetsockopt(3): sets an option.
@@ -93,26 +88,24 @@ impl Stream {
         if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) && (state.bound.is_some() || fixed) {
             return Err(Errno::EINVAL);
         }
-        match state.options.set(level, name, value, fixed)? {
-            Effect::None => Ok(()),
-            Effect::Keepalive => {
-                state.set_keep_alive();
-                Ok(())
-            }
-            Effect::Nodelay => {
+        state.options.set(level, name, value, fixed)?;
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) | (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => state.set_keep_alive(),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
                 self.send_held(&mut state);
                 let nodelay = state.options.nodelay;
-                if let Some(connection) = &mut state.connection {
-                    connection.set_nodelay(nodelay);
-                }
-                Ok(())
+                state.connection.iter_mut().for_each(|connection| connection.set_nodelay(nodelay));
             }
-            Effect::Reuse => {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => {
                 let on = c_int::from(state.options.reuse);
-                state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on.to_ne_bytes())
+                state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on.to_ne_bytes())?;
             }
-            Effect::Tos => state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[state.options.tos]),
+            (libc::IPPROTO_IP, libc::IP_TOS) => {
+                state.id()?.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[state.options.tos])?;
+            }
+            _ => {}
         }
+        Ok(())
     }
 }
 
