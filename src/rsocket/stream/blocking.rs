@@ -1,7 +1,7 @@
 //! Blocking waits of a stream: the thread sleeps in the completion channel as its leader
 //! ([`channel_leader`]), or until another thread wakes it.
 
-use std::ffi::{c_int, c_short};
+use std::ffi::c_int;
 use std::mem;
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,7 @@ fn has_passed(deadline: Option<Instant>) -> bool {
 /// Returns whether to poll before sleeping. With one CPU, polling would only delay the thread or
 /// the kernel work that makes the change.
 #[inline]
-fn should_spin(state: &mut State) -> bool {
+pub(super) fn should_spin(state: &mut State) -> bool {
     event::cpus() > 1 && channel_leader::may_lead::<Stream>(state) && state.spinning.begin()
 }
 
@@ -84,21 +84,10 @@ impl Stream {
         channel_leader::wait(self, state, wait.deadline)
     }
 
-    /// Waits for `wanted` events, for a call that polls only this stream. Returns the pending
-    /// events, or 0 at the deadline; `None` if another thread uses the lock or the channel.
-    pub(super) fn wait_alone(&self, wanted: c_short, deadline: Option<Instant>) -> Option<Result<c_short>> {
-        let mut state = self.lock_to_poll()?;
-        if should_spin(&mut state) {
-            (state, _) = self.spin(state, deadline);
-        }
-        let ready = |state: &State| Some(state.wanted(wanted)).filter(|&bits| bits != 0);
-        Some(channel_leader::wait_alone(self, state, deadline, ready)?.map(Option::unwrap_or_default))
-    }
-
     /// Polls the CQs without sleeping for polling_time (rsocket(7)), but not beyond the deadline.
     /// Returns whether the stream has changed.
     #[inline(never)]
-    fn spin<'a>(&'a self, state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
+    pub(super) fn spin<'a>(&'a self, state: Guard<'a>, deadline: Option<Instant>) -> (Guard<'a>, bool) {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
         let end = deadline.map_or(end, |deadline| deadline.min(end));
         let (state, changed) = channel_leader::spin(self, state, || Instant::now() >= end);
