@@ -6,6 +6,7 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
+use super::connection::Channel;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::os::mark::Words;
@@ -18,7 +19,7 @@ use crate::verbs::rc::{ChannelHandle, CqEvent};
 pub(super) struct Wait {
     /// Time-out of SO_RCVTIMEO or SO_SNDTIMEO, which begins with the first wait.
     timeout: Option<Duration>,
-    deadline: Option<Instant>,
+    pub deadline: Option<Instant>,
     /// Whether the call has waited before.
     waited: bool,
 }
@@ -31,15 +32,6 @@ impl Wait {
         Wait { timeout, deadline: None, waited: false }
     }
 
-    pub fn until(deadline: Instant) -> Wait {
-        Wait { timeout: None, deadline: Some(deadline), waited: false }
-    }
-
-    /// Changes the deadline.
-    pub fn end_by(&mut self, deadline: Instant) {
-        self.deadline = Some(deadline);
-    }
-
     /// Notes that the call waits. Returns whether this is its first wait.
     #[inline]
     fn begin(&mut self) -> bool {
@@ -49,11 +41,6 @@ impl Wait {
         }
         is_first
     }
-}
-
-#[inline]
-fn has_passed(deadline: Option<Instant>) -> bool {
-    deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
 /// Returns whether to poll before sleeping. With one CPU, polling would only delay the thread or
@@ -77,7 +64,7 @@ impl Stream {
                 }
                 state = back;
             }
-        } else if has_passed(wait.deadline) {
+        } else if channel_leader::has_passed(wait.deadline) {
             // Each message without data ends a sleep early: check the deadline here, too.
             return (state, Err(Errno::ETIMEDOUT));
         }
@@ -96,19 +83,13 @@ impl Stream {
         }
         (state, changed)
     }
+}
 
-    /// Ends a connection whose device and QP are gone: system calls fail with `EIO` before the
-    /// connection manager reports the removal. No work request completes any more.
-    #[cold]
-    #[inline(never)]
-    fn note_device_gone(&self, state: &mut State) {
-        let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
-            return;
-        };
-        connection.channel.device_gone = true;
-        connection.fail(Errno::ENETDOWN);
-        state.disconnect(Some(Errno::ENETDOWN));
-        self.notify(Notice::Changed);
+/// Sets or clears O_NONBLOCK of the channel, which cannot fail for a descriptor of the library.
+fn set_nonblocking(channel: &mut Channel, on: bool) {
+    if channel.nonblocking != on {
+        let _ = event::set_nonblocking(channel.completions.fd(), on);
+        channel.nonblocking = on;
     }
 }
 
@@ -150,14 +131,11 @@ impl EventSource for Stream {
     #[expect(clippy::inline_always, reason = "the usual wait is one function")]
     #[inline(always)]
     fn arm_recv_cq(&self, state: &mut State) -> bool {
-        let gone = state
-            .connection
-            .as_ref()
-            .is_some_and(|connection| connection.channel.device_gone || connection.arm_recv_cq().is_err());
-        if gone {
-            self.note_device_gone(state);
+        let armed = state.connection.as_ref().is_some_and(|connection| connection.arm_recv_cq().is_ok());
+        if !armed {
+            self.channel_failed(state);
         }
-        !gone
+        armed
     }
 
     #[expect(clippy::inline_always, reason = "the usual wait is one function")]
@@ -166,31 +144,35 @@ impl EventSource for Stream {
         let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
             return false;
         };
-        match connection.arm_send_cq() {
-            Ok(armed) => armed,
-            Err(_) => {
-                self.note_device_gone(state);
-                true
-            }
-        }
+        connection.arm_send_cq().unwrap_or_else(|_| {
+            self.channel_failed(state);
+            true
+        })
     }
 
     fn is_send_cq_armed(state: &State) -> bool {
         state.connection.as_ref().is_some_and(|connection| connection.is_send_cq_armed())
     }
 
+    /// Ends a connection whose device and QP are gone: system calls fail with `EIO` before the
+    /// connection manager reports the removal. No work request completes any more.
+    #[cold]
+    #[inline(never)]
     fn channel_failed(&self, state: &mut State) {
-        self.note_device_gone(state);
+        let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
+            return;
+        };
+        connection.channel.device_gone = true;
+        connection.fail(Errno::ENETDOWN);
+        state.disconnect(Some(Errno::ENETDOWN));
+        self.notify(Notice::Changed);
     }
 
     fn channel(&self, state: &mut State) -> Option<(ChannelHandle, c_int)> {
         state.sleeps = 1;
-        let connection = state.connection.as_mut()?;
-        if connection.channel.nonblocking {
-            let _ = event::set_nonblocking(connection.channel.completions.fd(), false);
-            connection.channel.nonblocking = false;
-        }
-        Some((connection.channel.completions.handle(), connection.channel.completions.fd()))
+        let channel = &mut state.connection.as_mut()?.channel;
+        set_nonblocking(channel, false);
+        Some((channel.completions.handle(), channel.completions.fd()))
     }
 
     fn sleep((events, fd): (ChannelHandle, c_int), until: Until) -> Result<CqEvent> {
@@ -224,14 +206,10 @@ impl EventSource for Stream {
     }
 
     fn read_event(&self, state: &mut State) -> Result<CqEvent> {
-        let connection = state.connection.as_mut().ok_or(Errno::ENOTCONN)?;
-        if !connection.channel.nonblocking {
-            // Cannot fail for a descriptor of the library.
-            let _ = event::set_nonblocking(connection.channel.completions.fd(), true);
-            connection.channel.nonblocking = true;
-        }
+        let channel = &mut state.connection.as_mut().ok_or(Errno::ENOTCONN)?.channel;
+        set_nonblocking(channel, true);
         // SAFETY: the channel is live while the lock is held.
-        unsafe { connection.channel.completions.handle().take() }
+        unsafe { channel.completions.handle().take() }
     }
 
     #[inline]

@@ -9,6 +9,7 @@
 //! Everything outside of this logic is behind [`EventSource`]. The hand-over of the leadership is
 //! model-checked by the crate in `tests/models` (`scripts/check loom`).
 
+use std::mem;
 use std::time::{Duration, Instant};
 
 #[cfg(not(all(test, loom)))]
@@ -36,8 +37,9 @@ pub(super) struct Leadership {
     /// The thread that sleeps in the channel, is about to sleep there, or has just woken up
     /// ([`EventSource::this_thread`]); 0 if there is none.
     leader: usize,
-    /// The receive CQ is armed, and its event has not been read.
-    armed: bool,
+    /// The receive CQ is armed, and its event has not been read: the next message of the peer raises
+    /// an event.
+    pub armed: bool,
 }
 
 impl Leadership {
@@ -47,20 +49,10 @@ impl Leadership {
         self.leader != 0
     }
 
-    /// Returns whether the next message of the peer raises an event.
-    pub fn is_armed(&self) -> bool {
-        self.armed
-    }
-
-    /// Returns whether a thread other than `thread` sleeps in the channel.
+    /// Returns whether a thread other than `thread` sleeps in the channel. If `thread` itself is the
+    /// leader, its caller is a signal handler that has interrupted the sleeping call.
     pub fn has_other_leader(&self, thread: usize) -> bool {
-        self.has_leader() && !self.is_leader(thread)
-    }
-
-    /// Returns whether `thread` sleeps in the channel. If it is the calling thread, the caller is a
-    /// signal handler that has interrupted the sleeping call.
-    fn is_leader(&self, thread: usize) -> bool {
-        self.leader == thread
+        self.has_leader() && self.leader != thread
     }
 }
 
@@ -90,8 +82,8 @@ pub(super) trait EventSource {
     /// Processes completions, and notifies the waiting threads if there were any. Returns whether
     /// there were any.
     fn process_completions(&self, state: &mut Self::State) -> bool;
-    /// Requests an event for the next message of the peer. Returns false if the request failed; the
-    /// state has changed then.
+    /// Requests an event for the next message of the peer. Returns false if the request failed: the
+    /// state has changed then, and the channel is not used any more.
     fn arm_recv_cq(&self, state: &mut Self::State) -> bool;
     /// Requests an event for send completions if a waiter needs them and the CQ is not armed.
     /// Returns whether the CQ was armed now, or arming it failed and changed the state.
@@ -119,6 +111,12 @@ pub(super) trait EventSource {
 }
 
 type Guard<'a, S> = LockGuard<'a, <S as EventSource>::State>;
+
+/// Returns whether there is a deadline, and it has passed.
+#[inline]
+pub(super) fn has_passed(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
+}
 
 /// Returns whether the calling thread may become the leader.
 #[inline]
@@ -181,7 +179,7 @@ fn wait_for_leader<'a, S: EventSource>(
     if arm_send_cq(stream, &mut state) {
         return (state, Ok(()));
     }
-    if S::leadership(&mut state).is_some_and(|leadership| leadership.is_leader(S::this_thread())) {
+    if S::leadership(&mut state).is_some_and(|leadership| leadership.leader == S::this_thread()) {
         drop(state);
         return sleep_briefly(stream, deadline);
     }
@@ -195,8 +193,8 @@ fn sleep_briefly<S: EventSource>(stream: &S, deadline: Option<Instant>) -> (Guar
     const POLL_INTERVAL: Duration = Duration::from_millis(1);
     // poll(2) without descriptors only sleeps.
     let _ = event::poll(&mut [], Some(POLL_INTERVAL));
-    let expired = deadline.is_some_and(|end| Instant::now() >= end);
-    (stream.lock(), if expired { Err(Errno::ETIMEDOUT) } else { Ok(()) })
+    let result = if has_passed(deadline) { Err(Errno::ETIMEDOUT) } else { Ok(()) };
+    (stream.lock(), result)
 }
 
 /// [`wait`] for a thread that [`may_lead`]: becomes the leader and sleeps in the channel.
@@ -209,7 +207,10 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     if arm(stream, &mut state) {
         return (state, Ok(()));
     }
-    let Some(channel) = become_leader(stream, &mut state) else { return (state, Ok(())) };
+    let Some(channel) = stream.channel(&mut state) else { return (state, Ok(())) };
+    if let Some(leadership) = S::leadership(&mut state) {
+        leadership.leader = S::this_thread();
+    }
     drop(state);
     let cancelled = || resign_cancelled(stream);
     let result = S::with_cleanup(cancelled, || S::sleep(channel, until));
@@ -239,7 +240,7 @@ pub(super) fn wait_alone<'a, S: EventSource, T>(
         let answer = ready(&state);
         // Check the deadline after each sleep, because messages that are irrelevant to the poller
         // may end every sleep early.
-        if answer.is_some() || in_vain && deadline.is_some_and(|end| Instant::now() >= end) {
+        if answer.is_some() || in_vain && has_passed(deadline) {
             return Some(Ok(answer));
         }
         if !may_lead::<S>(&mut state) {
@@ -266,49 +267,28 @@ pub(super) fn arm_send_cq<S: EventSource>(stream: &S, state: &mut S::State) -> b
 #[expect(clippy::inline_always, reason = "the usual wait is one function")]
 #[inline(always)]
 pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
-    match arm_recv_cq(stream, state) {
-        Ok(_) => {
-            stream.arm_send_cq(state);
-            stream.process_completions(state)
-        }
-        Err(changed) => changed,
+    if !arm_recv_cq(stream, state) {
+        return true;
     }
+    stream.arm_send_cq(state);
+    stream.process_completions(state)
 }
 
 /// Arms the receive CQ unless it is armed, then processes completions once more.
 pub(super) fn arm_receive<S: EventSource>(stream: &S, state: &mut S::State) {
-    if arm_recv_cq(stream, state) == Ok(true) {
+    let was_armed = S::leadership(state).is_some_and(|leadership| leadership.armed);
+    if !was_armed && arm_recv_cq(stream, state) {
         stream.process_completions(state);
     }
 }
 
-/// Arms the receive CQ unless it is armed. Returns whether it was armed now. Fails with `false` if
-/// there is no channel, and with `true` if the request failed and changed the state.
+/// Arms the receive CQ unless it is armed. Returns false if that failed, which ends the use of the
+/// channel, or there is no channel.
 #[expect(clippy::inline_always, reason = "the usual wait is one function")]
 #[inline(always)]
-fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> std::result::Result<bool, bool> {
-    let leadership = S::leadership(state).ok_or(false)?;
-    if leadership.armed {
-        return Ok(false);
-    }
-    // Set the flag first: processing completions may arm the CQ, too.
-    leadership.armed = true;
-    if !stream.arm_recv_cq(state) {
-        if let Some(leadership) = S::leadership(state) {
-            leadership.armed = false;
-        }
-        return Err(true);
-    }
-    Ok(true)
-}
-
-/// Makes the calling thread the leader. Returns the channel to sleep in, or `None` without one.
-#[expect(clippy::inline_always, reason = "the usual wait is one function")]
-#[inline(always)]
-fn become_leader<S: EventSource>(stream: &S, state: &mut S::State) -> Option<S::Channel> {
-    let channel = stream.channel(state)?;
-    S::leadership(state)?.leader = S::this_thread();
-    Some(channel)
+fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
+    let Some(leadership) = S::leadership(state) else { return false };
+    mem::replace(&mut leadership.armed, true) || stream.arm_recv_cq(state)
 }
 
 /// Ends the leadership of a thread that has returned from its sleep, and has read `event`, if any.
@@ -372,8 +352,8 @@ pub(super) fn wait_for_no_leader<'a, S: EventSource>(
     stream: &'a S,
     mut state: Guard<'a, S>,
 ) -> std::result::Result<Guard<'a, S>, Guard<'a, S>> {
-    while S::leadership(&mut state).is_some_and(|leadership| leadership.has_leader()) {
-        if S::leadership(&mut state).is_some_and(|leadership| leadership.is_leader(S::this_thread())) {
+    while let Some(leadership) = S::leadership(&mut state).filter(|leadership| leadership.has_leader()) {
+        if leadership.leader == S::this_thread() {
             return Err(state);
         }
         state = wait_for_change(stream, state);

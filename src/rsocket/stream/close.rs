@@ -261,7 +261,7 @@ impl Stream {
     /// Waits until an ending is over.
     fn wait_for<'a>(&'a self, mut state: Guard<'a>, mut ending: Ending) -> Guard<'a> {
         state.begin_flush();
-        let mut wait = Wait::until(ending.deadline);
+        let mut wait = Wait::after(None);
         loop {
             state = self.wait_while(state, Connection::is_sending_unlocked);
             if ending.is_over(self, &mut state) {
@@ -272,7 +272,8 @@ impl Stream {
                 // No completion reports that the peer's adapter has disconnected.
                 channel_leader::wait_for_change_until(self, state, Some(ending.deadline))
             } else {
-                wait.end_by(ending.call_deadline.map_or(ending.deadline, |deadline| deadline.min(ending.deadline)));
+                let deadline = ending.call_deadline.map_or(ending.deadline, |deadline| deadline.min(ending.deadline));
+                wait.deadline = Some(deadline);
                 self.sleep(state, &mut wait)
             };
             // A signal does not end the wait: the program could not call again for the rest.

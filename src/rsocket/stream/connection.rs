@@ -158,7 +158,7 @@ impl Channel {
     /// Returns whether the peer's next message is noticed even if the program makes no call.
     #[inline]
     fn notices_messages(&self) -> bool {
-        self.leadership.is_armed() && self.watch != Watch::None
+        self.leadership.armed && self.watch != Watch::None
     }
 }
 

@@ -85,7 +85,7 @@ pub(super) fn channel_is_readable<S: Watchable>(stream: &S) -> bool {
 #[inline]
 pub(super) fn ensure_armed<S: Watchable>(stream: &S, state: &mut S::State) {
     // Check the cheap condition first: a program may poll many streams that stay new for long.
-    let is_armed = S::leadership(state).is_some_and(|leadership| leadership.is_armed());
+    let is_armed = S::leadership(state).is_some_and(|leadership| leadership.armed);
     if !(is_armed && S::is_watched(state)) && S::is_starting(state) {
         watch_and_arm(stream, state);
     }
