@@ -104,7 +104,7 @@ impl Stream {
             cancel::test();
             state = self.lock();
         }
-        result_of_sleep(result, 0)?;
+        goes_on_after(result, 0)?;
         if let Some(connection) = state.readable(len)
             // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller.
             && let Some(done) = unsafe { connection.read_piece(start, len).or_else(|| connection.read_some(start, len)) }
@@ -161,17 +161,15 @@ impl Stream {
             if state.available(peek, done) < (total - done) as u64 {
                 self.process_completions(&mut state);
             }
-            if !peek && state.reads_unlocked(total - done) {
+            if !peek && state.connection.as_ref().is_some_and(|connection| connection.reads_unlocked(total - done)) {
                 // SAFETY: the buffers are writable: guaranteed by the caller; only this thread
                 // reads.
                 let (back, copied) = unsafe { self.copy_out_unlocked(state, buffers, done) };
                 state = back;
                 done += copied;
             }
-            if !state.is_being_read() {
-                // SAFETY: the buffers are writable: guaranteed by the caller.
-                done += unsafe { state.copy_out(buffers, done, peek) };
-            }
+            // SAFETY: the buffers are writable: guaranteed by the caller.
+            done += unsafe { state.copy_out(buffers, done, peek) };
             if done == total || (done > 0 && !all) {
                 return Ok(done);
             }
@@ -181,10 +179,8 @@ impl Stream {
             if let Some(result) = state.end_of_data(done) {
                 return result;
             }
-            match self.pause(state, nonblocking, &mut wait, done)? {
-                Ok(back) => state = back,
-                Err(done) => return Ok(done),
-            }
+            let Some(back) = self.pause(state, nonblocking, &mut wait, done)? else { return Ok(done) };
+            state = back;
         }
     }
 
@@ -267,9 +263,9 @@ impl Stream {
             connection.set_sender_thread(thread);
         }
         loop {
-            match self.until_writable(state, nonblocking, &mut wait, done, total)? {
-                Ok(back) => state = back,
-                Err(done) => return Ok(done),
+            state = self.until_connected(state, nonblocking, &mut wait, done)?;
+            if !state.can_write() {
+                return cannot_send(&mut state, done, total);
             }
             if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
                 // The completions may announce the peer's next buffer: then both parts of the data
@@ -279,8 +275,7 @@ impl Stream {
             // SAFETY: the buffers are readable: guaranteed by the caller.
             let (back, Sent { bytes, unlocked }) = unsafe { self.send_some(state, buffers, done, total - done) };
             state = back;
-            let has_failed =
-                bytes > 0 && state.connection.as_ref().is_some_and(|connection| connection.failure().is_some());
+            let has_failed = state.connection.as_ref().is_some_and(|connection| connection.failure().is_some());
             let sent = if has_failed { 0 } else { bytes };
             done += sent;
             if done == total {
@@ -296,10 +291,8 @@ impl Stream {
             if let Some(connection) = state.connection.as_ref().filter(|_| !nonblocking) {
                 connection.count_send_wait();
             }
-            match self.pause(state, nonblocking, &mut wait, done)? {
-                Ok(back) => state = back,
-                Err(done) => return Ok(done),
-            }
+            let Some(back) = self.pause(state, nonblocking, &mut wait, done)? else { return Ok(done) };
+            state = back;
         }
     }
 
@@ -327,9 +320,9 @@ impl Stream {
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
         while done < data.len() {
-            match self.until_writable(state, nonblocking, &mut wait, done, data.len())? {
-                Ok(back) => state = back,
-                Err(done) => return Ok(done),
+            state = self.until_connected(state, nonblocking, &mut wait, done)?;
+            if !state.can_write() {
+                return cannot_send(&mut state, done, data.len());
             }
             // Process the completion of the peer's latest mapping, if it has arrived.
             self.process_completions(&mut state);
@@ -344,41 +337,34 @@ impl Stream {
             if written > 0 {
                 continue;
             }
-            match self.pause(state, nonblocking, &mut wait, done)? {
-                Ok(back) => state = back,
-                Err(done) => return Ok(done),
-            }
+            let Some(back) = self.pause(state, nonblocking, &mut wait, done)? else { return Ok(done) };
+            state = back;
         }
         Ok(done)
     }
 
-    /// Waits until the socket is connected. Returns the lock, or, if no more can be sent, the
-    /// result of [`cannot_send`] (a number of bytes as the inner `Err`).
+    /// Waits until the socket is connected, and no other thread sends without the lock.
     #[inline]
-    fn until_writable<'a>(
+    fn until_connected<'a>(
         &'a self,
         mut state: Guard<'a>,
         nonblocking: bool,
         wait: &mut Wait,
         done: usize,
-        total: usize,
-    ) -> Result<std::result::Result<Guard<'a>, usize>> {
+    ) -> Result<Guard<'a>> {
         loop {
             state = self.wait_while(state, Connection::is_sending_unlocked);
             state.check_connected(nonblocking)?;
-            if state.can_write() {
-                return Ok(Ok(state));
+            if !matches!(state.phase, Phase::Connecting(_) | Phase::Accepting(_)) {
+                return Ok(state);
             }
-            if !state.is_connecting() {
-                return cannot_send(&mut state, done, total).map(Err);
-            }
-            state = self.pause(state, nonblocking, wait, done)?.map_err(|_| Errno::EAGAIN)?;
+            state = self.pause(state, nonblocking, wait, done)?.ok_or(Errno::EAGAIN)?;
         }
     }
 
     /// Sleeps in the middle of a transfer. Returns the lock if the call goes on. A signal, a
-    /// time-out or O_NONBLOCK ends the call: with the number of bytes transferred so far (the inner
-    /// `Err`), or with an error if that is 0.
+    /// time-out or O_NONBLOCK ends the call: returns `None` if it has transferred `done` bytes, and
+    /// fails if that is 0.
     #[inline]
     fn pause<'a>(
         &'a self,
@@ -386,29 +372,25 @@ impl Stream {
         nonblocking: bool,
         wait: &mut Wait,
         done: usize,
-    ) -> Result<std::result::Result<Guard<'a>, usize>> {
+    ) -> Result<Option<Guard<'a>>> {
         // Another thread may have closed the socket while this call did not hold the lock.
         if state.is_closed() {
             return Err(Errno::EBADF);
         }
         // A socket that was handed over does not wait, as in `receive_waiting`.
         if nonblocking || state.handed_over {
-            if self.rearm_for_watchers(&mut state) {
-                return Ok(Ok(state));
+            // An edge-triggered watcher polled before the buffer filled up: arm send completions, so
+            // that it is woken when space appears, unless there is space already.
+            if !self.watchers.is_empty() && self.arm_send_cq(&mut state) && self.process_completions(&mut state) {
+                return Ok(Some(state));
             }
-            return if done > 0 { Ok(Err(done)) } else { Err(Errno::EAGAIN) };
+            return if done > 0 { Ok(None) } else { Err(Errno::EAGAIN) };
         }
         let (state, result) = self.sleep(state, wait);
         if state.is_closed() {
             return Err(Errno::EBADF);
         }
-        Ok(result_of_sleep(result, done)?.map_or(Ok(state), Err))
-    }
-
-    /// An edge-triggered watcher polled before the buffer filled up: arms send completions so that
-    /// it is woken when space appears. Returns whether there is space already.
-    fn rearm_for_watchers(&self, state: &mut State) -> bool {
-        !self.watchers.is_empty() && self.arm_send_cq(state) && self.process_completions(state)
+        Ok(goes_on_after(result, done)?.then_some(state))
     }
 
     /// Sends, without waiting, as much as possible of the `len` bytes after the first `skip` bytes.
@@ -492,12 +474,12 @@ struct Sent {
     unlocked: bool,
 }
 
-/// Returns how a sleep ends a call that has transferred `done` bytes; `None` if the call goes on.
+/// Returns whether a call that has transferred `done` bytes goes on after a sleep with `result`.
 #[inline]
-fn result_of_sleep(result: Result<()>, done: usize) -> Result<Option<usize>> {
+fn goes_on_after(result: Result<()>, done: usize) -> Result<bool> {
     match result {
-        Ok(()) => Ok(None),
-        Err(_) if done > 0 => Ok(Some(done)),
+        Ok(()) => Ok(true),
+        Err(_) if done > 0 => Ok(false),
         Err(Errno::ETIMEDOUT) => Err(Errno::EAGAIN),
         Err(error) => Err(error),
     }
@@ -552,15 +534,9 @@ impl State {
         self.sleeps >= SLEEPS && !self.returns_at_once(flags)
     }
 
-    /// Returns whether the socket is connecting: a call that sends waits for the connection.
-    fn is_connecting(&self) -> bool {
-        matches!(self.phase, Phase::Connecting(_) | Phase::Accepting(_))
-    }
-
-    /// Returns whether a call that reads up to `len` bytes copies them without the lock.
-    #[inline]
-    fn reads_unlocked(&self, len: usize) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.reads_unlocked(len))
+    /// Returns whether the connection must not be dropped: a thread uses it without the lock.
+    pub(super) fn is_used_unlocked(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.is_in_use())
     }
 
     /// Returns whether a call that finds no data waits for it: the stream has not ended, there is
@@ -588,14 +564,16 @@ impl State {
         (!is_special).then_some(connection)
     }
 
-    /// Copies buffered data into the buffers, after their first `skip` bytes. Returns the number of
-    /// bytes.
+    /// Copies buffered data into the buffers, after their first `skip` bytes, unless a thread copies
+    /// data without the lock. Returns the number of bytes.
     ///
     /// # Safety
     /// The buffers are writable for their lengths.
     unsafe fn copy_out(&mut self, buffers: &[iovec], skip: usize, peek: bool) -> usize {
         let peeked = if peek { skip as u64 } else { 0 };
-        let Some(connection) = &mut self.connection else { return 0 };
+        let Some(connection) = self.connection.as_mut().filter(|connection| !connection.is_being_read()) else {
+            return 0;
+        };
         let mut done = 0;
         for (start, len) in parts(buffers, skip) {
             // SAFETY: `len` bytes at `start` are writable, and may be uninitialised: guaranteed by
@@ -623,23 +601,6 @@ fn total_len(buffers: &[iovec]) -> Result<usize> {
         .ok_or(Errno::EINVAL)
 }
 
-impl State {
-    /// Returns whether a thread copies received data without the lock.
-    #[inline]
-    fn is_being_read(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.is_being_read())
-    }
-
-    fn add_waiting(&mut self, more: bool) {
-        self.connection.iter_mut().for_each(|connection| connection.add_waiting(more));
-    }
-
-    /// Returns whether the connection must not be dropped: a thread uses it without the lock.
-    pub(super) fn is_used_unlocked(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.is_in_use())
-    }
-}
-
 impl Stream {
     /// Waits while another thread uses the connection without the lock, as `is_used` says.
     #[inline]
@@ -650,12 +611,12 @@ impl Stream {
 
     #[cold]
     fn wait_while_used<'a>(&'a self, mut state: Guard<'a>, is_used: impl Fn(&State) -> bool) -> Guard<'a> {
-        state.add_waiting(true);
+        state.connection.iter_mut().for_each(|connection| connection.waiting += 1);
         while is_used(&state) {
             // Not a cancellation point, like a wait for the lock.
             state = cancel::never(|| channel_leader::wait_for_change(self, state));
         }
-        state.add_waiting(false);
+        state.connection.iter_mut().for_each(|connection| connection.waiting -= 1);
         state
     }
 
@@ -763,10 +724,10 @@ mod tests {
 
     #[test]
     fn a_sleep_ends_a_call_with_what_it_has_done() {
-        assert_eq!((result_of_sleep(Ok(()), 0), result_of_sleep(Ok(()), 7)), (Ok(None), Ok(None)));
+        assert_eq!((goes_on_after(Ok(()), 0), goes_on_after(Ok(()), 7)), (Ok(true), Ok(true)));
         for (error, without_data) in [(Errno::ETIMEDOUT, AGAIN), (Errno::EINTR, Errno::EINTR)] {
-            assert_eq!(result_of_sleep(Err(error), 0), Err(without_data));
-            assert_eq!(result_of_sleep(Err(error), 7), Ok(Some(7)));
+            assert_eq!(goes_on_after(Err(error), 0), Err(without_data));
+            assert_eq!(goes_on_after(Err(error), 7), Ok(false));
         }
     }
 

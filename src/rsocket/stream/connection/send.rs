@@ -454,13 +454,6 @@ impl Connection {
         self.send.is_unlocked || self.is_being_read()
     }
 
-    /// Counts a thread (`more`) that waits until another one stops using the connection without the
-    /// lock, or ends its wait. While a thread waits, no thread begins to use the connection without
-    /// the lock.
-    pub fn add_waiting(&mut self, more: bool) {
-        self.waiting = if more { self.waiting + 1 } else { self.waiting.saturating_sub(1) };
-    }
-
     /// Returns whether a thread waits until another one stops using the connection without the
     /// lock.
     pub fn is_awaited(&self) -> bool {
