@@ -605,7 +605,7 @@ impl State {
         self.disconnect_id();
         // The QP is destroyed before the memory that the peer may write to.
         (self.connection, self.unconnected) = (None, None);
-        self.mappings.clear();
+        self.mappings.list.clear();
         self.domain = None;
         self.id = None;
     }

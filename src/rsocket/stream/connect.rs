@@ -86,7 +86,7 @@ impl Stream {
     pub(super) fn reset(&self, state: &mut State) -> Result<()> {
         self.channel_fd.store(-1, Ordering::Relaxed);
         (state.connection, state.unconnected) = (None, None);
-        state.mappings.clear();
+        state.mappings.list.clear();
         self.renew_id(state)?;
         if let Some(addr) = state.bound {
             state.bind_id(self.domain, &addr)?;

@@ -196,7 +196,7 @@ impl Stream {
             return false;
         }
         let Ok(mut state) = self.state.try_lock() else { return false };
-        let (thread, is_unusual, can_write) = (state.holder(), state.has_pending_mappings(), state.can_write());
+        let (thread, is_unusual, can_write) = (state.holder(), state.mappings.pending, state.can_write());
         let Some(connection) = state.connection.as_deref_mut() else { return false };
         if is_unusual || !connection.takes_inline(len) {
             return false;

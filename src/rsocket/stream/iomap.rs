@@ -20,12 +20,12 @@ const RESERVED_CREDITS: u32 = 8;
 /// Memory that riomap(3) has registered.
 #[derive(Default)]
 pub(super) struct Mappings {
-    list: Vec<Mapped>,
-    /// Some mappings may have to be advertised or withdrawn.
-    pending: bool,
+    pub list: Vec<Mapped>,
+    /// Some mappings may have to be advertised or withdrawn before data is sent.
+    pub pending: bool,
 }
 
-struct Mapped {
+pub(super) struct Mapped {
     start: usize,
     len: usize,
     offset: u64,
@@ -48,10 +48,6 @@ enum Entry {
 }
 
 impl Mappings {
-    pub fn clear(&mut self) {
-        self.list.clear();
-    }
-
     fn entries(&self) -> impl Iterator<Item = Entry> + Clone {
         self.list.iter().map(|mapped| mapped.entry)
     }
@@ -85,16 +81,6 @@ fn has_free_entry(entries: impl Iterator<Item = Entry>, capacity: u16) -> bool {
 }
 
 impl State {
-    /// Returns whether the program has mapped memory.
-    pub(super) fn has_mappings(&self) -> bool {
-        !self.mappings.list.is_empty()
-    }
-
-    /// Returns whether mappings may have to be advertised or withdrawn before data is sent.
-    pub(super) fn has_pending_mappings(&self) -> bool {
-        self.mappings.pending
-    }
-
     /// Advertises mappings before data is sent. Returns false if the caller has to wait for credits
     /// or space. The connection records a failure.
     pub(super) fn advertise_mappings(&mut self) -> bool {

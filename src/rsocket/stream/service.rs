@@ -139,7 +139,7 @@ impl State {
         let id = self.id.as_ref().ok_or(Errno::EBADF)?.id();
         if self.domain.as_ref().is_some_and(|domain| !domain.is_of(id)) {
             // The id was replaced: memory regions of the previous id's device cannot be used.
-            if self.has_mappings() || self.connection.is_some() || self.unconnected.is_some() {
+            if !self.mappings.list.is_empty() || self.connection.is_some() || self.unconnected.is_some() {
                 return Err(Errno::ENODEV);
             }
             self.domain = None;
