@@ -50,9 +50,7 @@ impl Service for Stream {
             }
             // Without `release_due`, a call of rclose(3) in progress releases the stream.
             Phase::Closed if state.release_due => {
-                let is_used_unlocked = state.is_used_unlocked();
-                let mut connection = state.connection.iter();
-                if is_used_unlocked || connection.any(|connection| connection.channel.leadership.has_leader()) {
+                if state.is_used_unlocked() || state.with_leader().is_some() {
                     return false;
                 }
                 state.release();
@@ -117,9 +115,23 @@ impl Stream {
         }
         Some(state)
     }
-}
 
-impl Stream {
+    /// Called before receiving, or waiting for data: sends the held data of the calling thread.
+    #[expect(clippy::inline_always, reason = "mostly there is nothing to send, which a call would double")]
+    #[inline(always)]
+    pub(super) fn flush_before_read(&self, state: &mut Guard<'_>) {
+        let thread = state.holder();
+        let Some(connection) = &mut state.connection else { return };
+        if connection.flush_before_read(thread) && connection.failure().is_some() {
+            self.flush_has_failed(state);
+        }
+    }
+
+    #[cold]
+    fn flush_has_failed(&self, state: &mut State) {
+        self.process_completions(state);
+    }
+
     /// Frees the memory that the send buffer has grown by, unless data is outstanding or the lock
     /// is taken. Never waits: the caller may hold the lock of another stream.
     pub fn give_memory_back(&self) {
@@ -155,24 +167,6 @@ impl State {
         self.domain()?;
         let (id, domain) = self.id.as_ref().zip(self.domain.as_ref()).ok_or(Errno::EBADF)?;
         try_box(pinned_budget::with_memory(|| Unconnected::new(id, domain, &self.options))?)
-    }
-}
-
-impl Stream {
-    /// Called before receiving, or waiting for data: sends the held data of the calling thread.
-    #[expect(clippy::inline_always, reason = "mostly there is nothing to send, which a call would double")]
-    #[inline(always)]
-    pub(super) fn flush_before_read(&self, state: &mut Guard<'_>) {
-        let thread = state.holder();
-        let Some(connection) = &mut state.connection else { return };
-        if connection.flush_before_read(thread) && connection.failure().is_some() {
-            self.flush_has_failed(state);
-        }
-    }
-
-    #[cold]
-    fn flush_has_failed(&self, state: &mut State) {
-        self.process_completions(state);
     }
 }
 
@@ -216,9 +210,6 @@ impl Watchable for Stream {
     fn watched(&self, state: &mut State) {
         if let Some(connection) = &mut state.connection {
             connection.channel.watch = Watch::None;
-        }
-        if Self::is_starting(state) {
-            self.watch_soon(state);
         }
     }
 
