@@ -40,7 +40,7 @@ pub struct SendLimits {
     pub window: u16,
 }
 
-/// The next data message.
+/// A data message that [`Sender::take`] has reserved, for the caller to post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Length in bytes.
@@ -51,6 +51,9 @@ pub struct Chunk {
     pub rkey: u32,
     /// Offset in the send buffer, unless the message is sent inline. The buffer wraps.
     pub offset: u32,
+    /// The last work request, and whether it is signaled.
+    pub wr_id: u64,
+    pub signaled: bool,
 }
 
 /// A message that [`Sender::take_inline`] has reserved.
@@ -125,18 +128,12 @@ impl Reasons {
     pub const NOTIFY: Reasons = Reasons(1 << 3);
 }
 
-impl SendLimits {
-    /// Returns the largest number of messages that can be outstanding.
-    fn max_outstanding(&self) -> usize {
-        self.sq_entries as usize + self.controls as usize
-    }
-}
-
 impl Sender {
     /// Creates the sender for a peer that advertised `target`. Fails with `ENOMEM`.
     pub fn new(limits: SendLimits, target: Region) -> Result<Sender> {
         let mut outstanding = VecDeque::new();
-        outstanding.try_reserve_exact(limits.max_outstanding()).map_err(|_| Errno::ENOMEM)?;
+        let most = limits.sq_entries as usize + limits.controls as usize;
+        outstanding.try_reserve_exact(most).map_err(|_| Errno::ENOMEM)?;
         let is_iwarp = limits.entries_per_message > 1;
         // The peer gives credits back when half of them are used.
         let spare = (limits.window / 2).saturating_sub(1);
@@ -288,52 +285,51 @@ impl Sender {
         self.free_entries() >= self.limits.entries_per_message && self.free() >= LOW_WATER
     }
 
-    /// Returns the next message of at most `wanted` bytes if one can be sent. An `inline` message
+    /// Reserves the next message of at most `wanted` bytes if one can be sent. An `inline` message
     /// needs no buffer space.
     #[inline]
-    pub fn plan(&self, wanted: usize, inline: bool) -> Option<Chunk> {
+    pub fn take(&mut self, wanted: usize, inline: bool) -> Option<Chunk> {
         if wanted == 0 || !self.is_ready() {
             return None;
         }
-        let len = self.longest(wanted, inline).min(self.target.length);
-        Some(Chunk { len, addr: self.target.addr, rkey: self.target.rkey, offset: self.next })
-    }
-
-    /// Reserves the resources for `chunk`, which the caller posts. Returns the `wr_id` of its last
-    /// work request, and whether this request is signaled.
-    #[inline]
-    pub fn take(&mut self, chunk: &Chunk, inline: bool) -> (u64, bool) {
         debug_assert!(self.held() == 0);
+        let len = self.longest(wanted, inline).min(self.target.length);
+        Some(self.take_chunk(len, inline))
+    }
+
+    #[inline]
+    fn take_chunk(&mut self, len: u32, inline: bool) -> Chunk {
+        let (Region { addr, rkey, .. }, offset) = (self.target, self.next);
         self.burst.count();
-        self.target.addr = self.target.addr.wrapping_add(u64::from(chunk.len));
-        self.target.length -= chunk.len;
+        self.target.addr = addr.wrapping_add(u64::from(len));
+        self.target.length -= len;
         self.credits_left -= 1;
-        self.push(self.limits.entries_per_message, if inline { 0 } else { chunk.len })
+        let (wr_id, signaled) = self.push(self.limits.entries_per_message, if inline { 0 } else { len });
+        Chunk { len, addr, rkey, offset, wr_id, signaled }
     }
 
-    /// For a message without stream data (an update of the peer's iomap), which takes a credit and
-    /// `bytes` of the send buffer: returns its offset in the buffer, or `None` if it cannot be sent
-    /// now.
-    pub fn plan_update(&self, bytes: u32) -> Option<u32> {
-        (self.has_credit() && self.has_space() && bytes <= LOW_WATER).then_some(self.next)
-    }
-
-    /// Like [`take`](Self::take), for [`plan_update`](Self::plan_update).
-    pub fn take_update(&mut self, bytes: u32) -> (u64, bool) {
+    /// Reserves a message without stream data (an update of the peer's iomap), which takes a credit
+    /// and `bytes` of the send buffer. Returns its offset in the buffer, and its last work request
+    /// as [`Chunk`] does; `None` if it cannot be sent now.
+    pub fn take_update(&mut self, bytes: u32) -> Option<(u32, (u64, bool))> {
+        if !self.has_credit() || !self.has_space() || bytes > LOW_WATER {
+            return None;
+        }
         self.credits_left -= 1;
         // rdma-core does not count these messages, so their credits do not come back.
         self.spare_credits = self.spare_credits.saturating_sub(1);
         self.reserved_credits = self.spare_credits.min(self.reserved_credits);
-        self.push(self.limits.entries_per_message, bytes)
+        Some((self.next, self.push(self.limits.entries_per_message, bytes)))
     }
 
-    /// For an RDMA write without a message: returns how many of `wanted` bytes can be written now,
-    /// and their offset in the send buffer.
-    pub fn plan_write(&self, wanted: usize, inline: bool) -> Option<(u32, u32)> {
+    /// Reserves an RDMA write without a message. Returns how many of `wanted` bytes it carries,
+    /// their offset in the send buffer, and its work request; `None` if none can be posted now.
+    pub fn take_write(&mut self, wanted: usize, inline: bool) -> Option<(u32, u32, (u64, bool))> {
         if wanted == 0 || !self.has_space() {
             return None;
         }
-        Some((self.longest(wanted, inline), self.next))
+        let len = self.longest(wanted, inline);
+        Some((len, self.next, self.push(1, if inline { 0 } else { len })))
     }
 
     /// Returns how many of `wanted` bytes the first message of a transfer should carry: fewer on an
@@ -348,11 +344,6 @@ impl Sender {
     fn longest(&self, wanted: usize, inline: bool) -> u32 {
         let max = if inline { MAX_MESSAGE } else { MAX_MESSAGE.min(self.free()) };
         u32::try_from(wanted).unwrap_or(u32::MAX).min(max)
-    }
-
-    /// Like [`take`](Self::take), for [`plan_write`](Self::plan_write).
-    pub fn take_write(&mut self, len: u32, inline: bool) -> (u64, bool) {
-        self.push(1, if inline { 0 } else { len })
     }
 
     #[inline]
@@ -383,9 +374,8 @@ impl Sender {
         self.signal_due = self.last_wr_id + u64::from(until_short.min(self.limits.sq_entries / 4));
     }
 
-    /// Fast path of [`plan`](Self::plan) and [`take`](Self::take) while nothing is held: reserves
-    /// one inline message of `len` bytes. Returns `None` if space is short or the message cannot be
-    /// sent as a whole.
+    /// Fast path of [`take`](Self::take) while nothing is held: reserves one inline message of `len`
+    /// bytes. Returns `None` if space is short or the message cannot be sent as a whole.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn take_inline(&mut self, len: u32) -> Option<InlineRequest> {

@@ -7,6 +7,8 @@
 //! each message before the next one is sent, polling the CQ here is in vain, and is done less and
 //! less often.
 
+use std::mem;
+
 use super::{Chunk, Sender};
 
 /// Number of messages at the beginning of a burst that are sent at once.
@@ -121,23 +123,17 @@ impl Sender {
         self.note_space();
     }
 
-    /// Returns the message of the bytes held, if there are any. It can always be sent, because
+    /// Reserves the message of the bytes held, if there are any. It can always be sent, because
     /// nothing else was sent since they were held.
-    pub fn plan_held(&self) -> Option<Chunk> {
-        let len = self.burst.held;
-        (len > 0).then_some(Chunk { len, addr: self.target.addr, rkey: self.target.rkey, offset: self.next })
+    pub fn take_held(&mut self) -> Option<Chunk> {
+        let len = mem::take(&mut self.burst.held);
+        (len > 0).then(|| self.take_chunk(len, false))
     }
 
     /// Discards the bytes held, because nothing is sent any more.
     pub fn drop_held(&mut self) {
         self.burst.held = 0;
         self.note_space();
-    }
-
-    /// Like [`take`](Self::take), for [`plan_held`](Self::plan_held).
-    pub fn take_held(&mut self, chunk: &Chunk) -> (u64, bool) {
-        self.burst.held = 0;
-        self.take(chunk, false)
     }
 }
 
@@ -154,8 +150,7 @@ mod tests {
 
     /// Sends a message at once. Returns its work request, and whether it is signaled.
     fn send(sender: &mut Sender) -> (u64, bool) {
-        let chunk = sender.plan(100, true).unwrap();
-        sender.take(&chunk, true)
+        sender.take(100, true).map(|chunk| (chunk.wr_id, chunk.signaled)).unwrap()
     }
 
     #[test]
@@ -182,11 +177,10 @@ mod tests {
         assert!(!sender.is_idle() && sender.used() == 300);
         sender.completed(last.0);
         assert!(!sender.is_busy());
-        let chunk = sender.plan_held().unwrap();
+        let chunk = sender.take_held().unwrap();
         assert_eq!((chunk.len, chunk.offset), (300, 0));
-        let (wr_id, signaled) = sender.take_held(&chunk);
-        assert!(signaled && sender.held() == 0);
-        sender.completed(wr_id);
+        assert!(chunk.signaled && sender.held() == 0);
+        sender.completed(chunk.wr_id);
         assert!(sender.is_idle() && sender.used() == 0);
     }
 
@@ -211,8 +205,7 @@ mod tests {
         assert_eq!(sender.held(), MAX_HELD);
         // The rest of the peer's buffer is shorter.
         sender.drop_held();
-        let used = sender.plan((1 << 16) - 300 - 150, false).unwrap();
-        sender.take(&used, false);
+        sender.take((1 << 16) - 300 - 150, false).unwrap();
         assert!(sender.plan_hold(149).is_some() && sender.plan_hold(150).is_none());
     }
 

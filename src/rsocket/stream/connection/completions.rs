@@ -414,10 +414,9 @@ impl Connection {
         self.send.flow.hold_nothing();
         let inline = IOMAP_ENTRY as u32 <= self.qp.can_inline();
         let space = if inline { 0 } else { IOMAP_ENTRY as u32 };
-        let Some(offset) = self.send.flow.plan_update(space) else { return Ok(false) };
+        let Some((offset, (wr_id, signaled))) = self.send.flow.take_update(space) else { return Ok(false) };
         let bytes = wire::emit_iomap(mapping, self.send.peer.swap);
         let sg_list = if inline { inline_sge(&bytes) } else { self.send.buffer.fill(&bytes[..], offset) };
-        let (wr_id, signaled) = self.send.flow.take_update(space);
         let addr = self.send.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
         let (rkey, opcode) = (self.send.peer.rkey, Opcode::WriteImm(Message::Iomap(index).word()));
         self.post(SendWr { wr_id, opcode, addr, rkey, sg_list, inline, signaled })?;

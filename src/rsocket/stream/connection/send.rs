@@ -385,24 +385,24 @@ impl Connection {
     }
 
     fn reserve<S: Source>(&mut self, data: S, inline: bool) -> Option<(SendWr, S)> {
-        let chunk = self.send.flow.plan(data.size(), inline)?;
+        let chunk = self.send.flow.take(data.size(), inline)?;
         let (bytes, _) = data.split(chunk.len as usize);
         let sg_list = match bytes.in_one_piece() {
             Some(bytes) if inline => inline_sge(bytes),
             _ => self.send.buffer.space(chunk.offset, chunk.len),
         };
-        let request = self.send.flow.take(&chunk, inline);
         self.use_next_target();
-        Some((self.request_of(&chunk, sg_list, inline, request), bytes))
+        Some((self.request_of(&chunk, sg_list, inline), bytes))
     }
 
-    /// Returns the work request of a message, for which `(wr_id, signaled)` was reserved.
-    fn request_of(&self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool, (wr_id, signaled): (u64, bool)) -> SendWr {
+    /// Returns the work request of a message.
+    fn request_of(&self, chunk: &Chunk, sg_list: [Sge; 2], inline: bool) -> SendWr {
         if let Some(counters) = self.counters() {
             counters.count_sent(chunk.len);
         }
         let opcode = Opcode::WriteImm(Message::Data(chunk.len).word());
-        SendWr { wr_id, opcode, addr: chunk.addr, rkey: chunk.rkey, sg_list, inline, signaled }
+        let &Chunk { addr, rkey, wr_id, signaled, .. } = chunk;
+        SendWr { wr_id, opcode, addr, rkey, sg_list, inline, signaled }
     }
 
     /// Posts planned messages. A failure ends the connection.
@@ -493,10 +493,9 @@ impl Connection {
             let rest = &data[done..len];
             let rest = if begun || done > 0 { rest } else { &rest[..self.send.flow.first_message(rest.len())] };
             let inline = self.goes_inline(rest);
-            let Some((len, offset)) = self.send.flow.plan_write(rest.len(), inline) else { break };
+            let Some((len, offset, (wr_id, signaled))) = self.send.flow.take_write(rest.len(), inline) else { break };
             let part = &rest[..len as usize];
             let sg_list = if inline { inline_sge(part) } else { self.send.buffer.fill(part, offset) };
-            let (wr_id, signaled) = self.send.flow.take_write(len, inline);
             let (addr, rkey) = (region.addr.wrapping_add(done as u64), region.rkey);
             let request = SendWr { wr_id, opcode: Opcode::Write, addr, rkey, sg_list, inline, signaled };
             if self.post(request).is_err() {
@@ -734,11 +733,10 @@ impl Connection {
         if self.failed.is_some() {
             return self.send.flow.drop_held();
         }
-        let Some(chunk) = self.send.flow.plan_held() else { return };
+        let Some(chunk) = self.send.flow.take_held() else { return };
         // The buffer is the same as when the bytes were copied.
         let sg_list = self.send.buffer.space(chunk.offset, chunk.len);
-        let request = self.send.flow.take_held(&chunk);
-        let _ = self.post(self.request_of(&chunk, sg_list, false, request));
+        let _ = self.post(self.request_of(&chunk, sg_list, false));
         self.use_next_target();
     }
 

@@ -20,10 +20,9 @@ impl End {
                 self.reap_sends();
             }
             let inline = rest <= self.setup.inline as usize;
-            let Some(chunk) = self.sender.plan(rest, inline) else { return self.poll() };
-            let Chunk { len, addr, rkey: key, offset } = chunk;
+            let Some(chunk) = self.sender.take(rest, inline) else { return self.poll() };
+            let Chunk { len, addr, rkey: key, offset, wr_id, signaled } = chunk;
             let source = self.source(inline, offset, self.sent, len);
-            let (wr_id, signaled) = self.sender.take(&chunk, inline);
             self.post(wr_id, signaled, Some(Message::Data(len)), Effect::Data { addr, key, len, source });
             self.sent += u64::from(len);
             self.use_next_target();
@@ -50,11 +49,10 @@ impl End {
 
     /// Sends what is held, as one message.
     pub fn send_held(&mut self) {
-        let Some(chunk) = self.sender.plan_held() else { return };
-        let Chunk { len, addr, rkey: key, offset } = chunk;
+        let Some(chunk) = self.sender.take_held() else { return };
+        let Chunk { len, addr, rkey: key, offset, wr_id, signaled } = chunk;
         let position = self.sent - u64::from(len);
         let source = Source::Buffer { which: self.buffers.len() - 1, offset, position };
-        let (wr_id, signaled) = self.sender.take_held(&chunk);
         self.post(wr_id, signaled, Some(Message::Data(len)), Effect::Data { addr, key, len, source });
         self.use_next_target();
     }
@@ -124,9 +122,11 @@ impl End {
         self.send_held();
         let inline = MAPPING <= self.setup.inline;
         let space = if inline { 0 } else { MAPPING };
-        let Some(offset) = self.sender.plan_update(space).filter(|_| !self.shutdown) else { return };
+        if self.shutdown {
+            return;
+        }
+        let Some((offset, (wr_id, signaled))) = self.sender.take_update(space) else { return };
         let source = self.source(inline, offset, self.outside, MAPPING);
-        let (wr_id, signaled) = self.sender.take_update(space);
         self.post(wr_id, signaled, Some(Message::Iomap(0)), Effect::Other { len: MAPPING, source });
         self.outside += u64::from(MAPPING);
     }
@@ -135,11 +135,11 @@ impl End {
     pub fn write_mapped(&mut self, max: u64) {
         self.send_held();
         let inline = max <= u64::from(self.setup.inline);
-        let Some((len, offset)) = self.sender.plan_write(max as usize, inline).filter(|_| !self.shutdown) else {
+        if self.shutdown {
             return;
-        };
+        }
+        let Some((len, offset, (wr_id, signaled))) = self.sender.take_write(max as usize, inline) else { return };
         let source = self.source(inline, offset, self.outside, len);
-        let (wr_id, signaled) = self.sender.take_write(len, inline);
         self.post(wr_id, signaled, None, Effect::Other { len, source });
         self.outside += u64::from(len);
     }
