@@ -11,7 +11,6 @@ mod simulation;
 
 #[cfg(test)]
 pub use receive::Advertisement;
-pub use receive::Resize;
 pub use receive::{CreditUpdate, Received, Receiver};
 pub use send::{Chunk, InlineRequest, Reasons, SendLimits, Sender};
 

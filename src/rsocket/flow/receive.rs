@@ -236,13 +236,13 @@ impl Receiver {
     /// message without credit.
     #[inline]
     pub fn data(&mut self, len: u32) -> Result<(), Violation> {
+        self.message()?;
         let ring = match &mut self.next {
             Some(next) if self.ring.is_full() => next,
             _ => &mut self.ring,
         };
         // A message never crosses the end of a half: each half is an SGL entry of its own.
-        let Some(left) = ring.left.checked_sub(len) else { return Err(Violation) };
-        count(&mut self.messages, self.limit)?;
+        let left = ring.left.checked_sub(len).ok_or(Violation)?;
         ring.received += u64::from(len);
         ring.left = if left > 0 { left } else { ring.next_left() };
         Ok(())
@@ -269,8 +269,13 @@ impl Receiver {
     }
 
     /// Handles a message without data that takes a credit. Fails without credit.
+    #[inline]
     pub fn message(&mut self) -> Result<(), Violation> {
-        count(&mut self.messages, self.limit)
+        if self.messages == self.limit {
+            return Err(Violation);
+        }
+        self.messages = self.messages.wrapping_add(1);
+        Ok(())
     }
 
     /// Returns the number of bytes that the program can read in its present ring.
@@ -367,7 +372,7 @@ impl Receiver {
         self.ring.is_small() && is_last && self.ring.used() >= u64::from(self.ring.size.div_ceil(2))
     }
 
-    /// Returns whether [`resize_request`](Self::resize_request) or
+    /// Returns whether [`should_grow`](Self::should_grow) or
     /// [`next_credit_update`](Self::next_credit_update) has something to do: the cheap test after
     /// every message.
     #[inline]
@@ -392,14 +397,8 @@ impl Receiver {
 
     /// Returns whether the ring should grow. Called before
     /// [`next_credit_update`](Self::next_credit_update). `now` returns the time in milliseconds.
-    pub fn resize_request(&mut self, now: impl Fn() -> u64) -> Resize {
-        if self.needs_larger_ring() {
-            Resize::Grow
-        } else if self.ring.is_small() || !self.can_add_ring() {
-            Resize::Keep
-        } else {
-            self.pace.resize_request(now)
-        }
+    pub fn should_grow(&mut self, now: impl Fn() -> u64) -> bool {
+        self.needs_larger_ring() || !self.ring.is_small() && self.can_add_ring() && self.pace.should_grow(now)
     }
 
     /// Returns whether another ring can be added now.
@@ -422,16 +421,16 @@ impl Receiver {
 
     fn add(&mut self, ring: Ring) -> usize {
         debug_assert!(self.can_add_ring());
-        self.pace.resized();
+        self.pace = Pace::default();
         self.is_refused = false;
         self.next = Some(ring);
         1 - self.current
     }
 
-    /// Notes that there was no memory for a ring of the requested size.
-    pub fn resize_failed(&mut self) {
+    /// Notes that there was no memory for a larger ring.
+    pub fn could_not_grow(&mut self) {
         self.is_refused = self.ring.is_small();
-        self.pace.resize_failed();
+        self.pace.could_not_grow();
     }
 
     /// Returns the next credit update if it is worth a message: a half of the ring is free, or half
@@ -459,30 +458,13 @@ impl Receiver {
     }
 }
 
-fn count(messages: &mut u16, limit: u16) -> Result<(), Violation> {
-    if *messages == limit {
-        return Err(Violation);
-    }
-    *messages = messages.wrapping_add(1);
-    Ok(())
-}
-
 /// A stream is busy if it fills this number of halves within [`BUSY_TIME`] milliseconds.
 const BUSY_HALVES: u32 = 16;
 const BUSY_TIME: u64 = 250;
 
-/// A request to resize the buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resize {
-    /// Keep the size.
-    Keep,
-    /// Use a larger buffer.
-    Grow,
-}
-
-/// Measures how often halves are advertised.
+/// Measures how often halves are advertised, since the buffer has its size.
 #[derive(Debug, Default)]
-pub struct Pace {
+struct Pace {
     /// Number of halves since `start`.
     halves: u32,
     start: u64,
@@ -492,25 +474,20 @@ pub struct Pace {
 
 impl Pace {
     /// Called before another half is advertised. Returns whether the buffer should grow.
-    pub fn resize_request(&mut self, now: impl Fn() -> u64) -> Resize {
+    fn should_grow(&mut self, now: impl Fn() -> u64) -> bool {
         if self.halves == 0 {
             self.start = now();
         }
         self.halves += 1;
         if self.halves < BUSY_HALVES << self.failed {
-            return Resize::Keep;
+            return false;
         }
         self.halves = 0;
-        if now().saturating_sub(self.start) <= BUSY_TIME << self.failed { Resize::Grow } else { Resize::Keep }
-    }
-
-    /// Starts to count again, because the buffer has another size.
-    pub fn resized(&mut self) {
-        *self = Pace::default();
+        now().saturating_sub(self.start) <= BUSY_TIME << self.failed
     }
 
     /// Makes requests less frequent, because the buffer could not grow.
-    pub fn resize_failed(&mut self) {
+    fn could_not_grow(&mut self) {
         self.failed = (self.failed + 1).min(12);
     }
 }
@@ -562,36 +539,37 @@ mod tests {
         assert!(!receiver.take_plain(1) && receiver.available() == 0, "without credit");
     }
 
-    /// Returns the request after `halves` halves at intervals of `step` milliseconds.
-    fn requests_after(pace: &mut Pace, halves: u32, now: &mut u64, step: u64) -> Resize {
-        (0..halves).fold(Resize::Keep, |resize_request, _| {
-            assert_eq!(resize_request, Resize::Keep);
+    /// Returns whether the buffer should grow after `halves` halves at intervals of `step`
+    /// milliseconds, and asserts that it should not before.
+    fn grows_after(pace: &mut Pace, halves: u32, now: &mut u64, step: u64) -> bool {
+        (0..halves).fold(false, |should_grow, _| {
+            assert!(!should_grow);
             *now += step;
-            pace.resize_request(|| *now)
+            pace.should_grow(|| *now)
         })
     }
 
     #[test]
     fn busy_streams_grow() {
         let (mut pace, mut now) = (Pace::default(), 1);
-        assert_eq!(requests_after(&mut pace, 15, &mut now, 1), Resize::Keep);
-        assert_eq!(requests_after(&mut pace, 1, &mut now, 1), Resize::Grow);
-        pace.resized();
-        assert_eq!(requests_after(&mut pace, 16, &mut now, 10), Resize::Grow);
+        assert!(!grows_after(&mut pace, 15, &mut now, 1));
+        assert!(grows_after(&mut pace, 1, &mut now, 1));
+        pace = Pace::default();
+        assert!(grows_after(&mut pace, 16, &mut now, 10));
     }
 
     #[test]
     fn slow_streams_do_not_grow() {
         let (mut pace, mut now) = (Pace::default(), 1);
-        assert_eq!(requests_after(&mut pace, 160, &mut now, 20), Resize::Keep);
+        assert!(!grows_after(&mut pace, 160, &mut now, 20));
     }
 
     #[test]
     fn refusals_make_requests_less_frequent() {
         let (mut pace, mut now) = (Pace::default(), 1);
-        assert_eq!(requests_after(&mut pace, 16, &mut now, 1), Resize::Grow);
-        pace.resize_failed();
-        assert_eq!(requests_after(&mut pace, 31, &mut now, 1), Resize::Keep);
-        assert_eq!(requests_after(&mut pace, 1, &mut now, 1), Resize::Grow);
+        assert!(grows_after(&mut pace, 16, &mut now, 1));
+        pace.could_not_grow();
+        assert!(!grows_after(&mut pace, 31, &mut now, 1));
+        assert!(grows_after(&mut pace, 1, &mut now, 1));
     }
 }

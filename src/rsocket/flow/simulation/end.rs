@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 pub use network::deliver;
 
-use super::super::{Advertisement, Receiver, Resize, SendLimits, Sender, Violation};
+use super::super::{Advertisement, Receiver, SendLimits, Sender, Violation};
 use super::random::Random;
 use crate::rsocket::wire::{Control, Message, Region};
 
@@ -273,15 +273,15 @@ impl End {
     /// Usually adds another receive ring if the flow control requests one, and sometimes if it does
     /// not.
     fn add_ring(&mut self) {
-        let requested = self.receiver.resize_request(|| 0) == Resize::Grow;
+        let requested = self.receiver.should_grow(|| 0);
         let Some(resizes) = self.resizes.as_mut().filter(|_| self.receiver.can_add_ring()) else {
             if requested {
-                self.receiver.resize_failed();
+                self.receiver.could_not_grow();
             }
             return;
         };
         if requested && resizes.chance(3) {
-            self.receiver.resize_failed();
+            self.receiver.could_not_grow();
         } else if requested || resizes.chance(10) {
             let size = resizes.pick(&[2, 3, 4, 16, 17, 64, 1000, 4096, 8192]);
             if self.setup.small && self.first_ring.is_none() && resizes.chance(4) {

@@ -15,7 +15,7 @@ use super::{CONTROL_DATA, Connection, IMM_LEN, LARGE, Layout, REPOST, RemoteMemo
 use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::os::pages::{self, Pages};
-use crate::rsocket::flow::{Received, Receiver, Resize};
+use crate::rsocket::flow::{Received, Receiver};
 use crate::rsocket::pinned_budget::{self, Reservation};
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
@@ -510,13 +510,13 @@ impl ReceiveSide {
         if self.rings.size > self.rings.first_size && pinned_budget::is_needed() && self.flow.can_add_ring() {
             return self.use_first_ring();
         }
-        if self.flow.resize_request(event::monotonic_ms) == Resize::Keep {
+        if !self.flow.should_grow(event::monotonic_ms) {
             return;
         }
         let larger = self.rings.larger().ok_or(Errno::ENOMEM);
         match larger.and_then(|size| Ok((self.rings.allocate(size, qp)?, size))) {
             Ok((ring, size)) => self.add_ring(ring, size),
-            Err(_) => self.flow.resize_failed(),
+            Err(_) => self.flow.could_not_grow(),
         }
     }
 
