@@ -7,14 +7,14 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use once_cell::race::OnceBox;
 
 use super::wire;
 use crate::os::alloc::try_box;
+use crate::os::text::FixedString;
 
 /// The initial options of a new socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub fn defaults() -> &'static Defaults {
 #[cold]
 fn read_files(cell: &'static OnceBox<Defaults>) -> &'static Defaults {
     static BUILT_IN: Defaults = Defaults::built_in();
-    cell.get_or_try_init(|| try_box(Defaults::from_files(|name| read(Path::new(DIRECTORY), name)))).unwrap_or(&BUILT_IN)
+    cell.get_or_try_init(|| try_box(Defaults::from_files(|name| read(DIRECTORY, name)))).unwrap_or(&BUILT_IN)
 }
 
 impl Defaults {
@@ -109,7 +109,7 @@ impl Defaults {
 /// Returns the default of IPV6_V6ONLY: net.ipv6.bindv6only, which the kernel's connection manager
 /// uses, too.
 pub fn v6only() -> bool {
-    read(Path::new("/proc/sys/net/ipv6"), "bindv6only").is_some_and(|number| number != 0)
+    read("/proc/sys/net/ipv6", "bindv6only").is_some_and(|number| number != 0)
 }
 
 /// Returns the size of a send buffer for a requested size: it has room for a datagram.
@@ -118,51 +118,25 @@ pub fn at_least_one_datagram(bytes: u32) -> u32 {
 }
 
 /// Returns the number at the beginning of a file. `None` if there is none, or no such file.
-fn read(directory: &Path, name: &str) -> Option<u32> {
-    const MAX_LEN: usize = 64;
-    let mut path = [0; 128];
-    let mut text = [0; MAX_LEN];
-    let mut len = 0;
-    let path = join(&mut path, directory.as_os_str().as_bytes(), name.as_bytes())?;
-    let mut file = File::open(Path::new(OsStr::from_bytes(path))).ok()?;
-    while len < MAX_LEN {
-        match file.read(text.get_mut(len..)?) {
-            Ok(0) => break,
-            Ok(count) => len += count,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => return None,
-        }
-    }
+fn read(directory: &str, name: &str) -> Option<u32> {
+    let path = FixedString::<128>::new(format_args!("{directory}/{name}")).ok()?;
+    let mut text = [0; 64];
+    let mut file = File::open(OsStr::from_bytes(path.as_c_str().to_bytes())).ok()?;
+    // One call returns all of a small file.
+    let len = file.read(&mut text).ok()?;
     parse(text.get(..len)?)
-}
-
-/// Returns `directory/name`, built in `buffer`. `None` if it is too long.
-fn join<'a>(buffer: &'a mut [u8], directory: &[u8], name: &[u8]) -> Option<&'a [u8]> {
-    let len = directory.len() + 1 + name.len();
-    let path = buffer.get_mut(..len)?;
-    path.get_mut(..directory.len())?.copy_from_slice(directory);
-    *path.get_mut(directory.len())? = b'/';
-    path.get_mut(directory.len() + 1..)?.copy_from_slice(name);
-    Some(path)
 }
 
 /// Returns the number at the beginning of `text`. `None` if there is none or if it is negative.
 pub fn parse(text: &[u8]) -> Option<u32> {
     let text = text.trim_ascii_start();
-    let (negative, digits) = match text.split_first() {
-        Some((b'-', rest)) => (true, rest),
-        Some((b'+', rest)) => (false, rest),
-        _ => (false, text),
-    };
-    let count = digits.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    if count == 0 {
-        return None;
-    }
+    let digits = text.strip_prefix(b"-").or_else(|| text.strip_prefix(b"+")).unwrap_or(text);
     let number = digits
         .iter()
-        .take(count)
-        .fold(0_u32, |number, byte| number.saturating_mul(10).saturating_add(u32::from(byte - b'0')).min(MAX_NUMBER));
-    if negative && number > 0 { None } else { Some(number) }
+        .take_while(|byte| byte.is_ascii_digit())
+        .map(|byte| u32::from(byte - b'0'))
+        .reduce(|number, digit| number.saturating_mul(10).saturating_add(digit).min(MAX_NUMBER))?;
+    (number == 0 || !text.starts_with(b"-")).then_some(number)
 }
 
 #[cfg(test)]
@@ -230,7 +204,7 @@ mod tests {
         std::fs::create_dir_all(directory.join("iomap_size")).unwrap();
         std::fs::write(directory.join("sqsize_default"), "77\n").unwrap();
         std::fs::write(directory.join("rqsize_default"), [b'9'; 1 << 16]).unwrap();
-        let defaults = Defaults::from_files(|name| read(&directory, name));
+        let defaults = Defaults::from_files(|name| read(directory.to_str().unwrap(), name));
         std::fs::remove_dir_all(&directory).unwrap();
         let expected = Defaults { sq: 77, rq: MAX_ENTRIES, ..Defaults::built_in() };
         assert_eq!(defaults, expected, "a directory and a missing file are ignored");
