@@ -52,10 +52,8 @@ pub fn set_reclaim(reclaim: &'static fn()) {
 
 /// Returns whether a connection lacked memory a short while ago, so that buffers should shrink.
 pub fn is_needed() -> bool {
-    match PAUSED.load(Ordering::Relaxed) {
-        0 => false,
-        until => event::monotonic_ms() < until,
-    }
+    let until = PAUSED.load(Ordering::Relaxed);
+    until > 0 && event::monotonic_ms() < until
 }
 
 /// Calls `make`, which locks memory. If it fails with `ENOMEM`, streams return memory and `make` is
@@ -93,9 +91,6 @@ pub struct Reservation {
 impl Reservation {
     /// Reserves `bytes` for growth. Returns `None` if too few are left, or connections lack memory.
     pub fn take(bytes: u32) -> Option<Reservation> {
-        if is_needed() {
-            return None;
-        }
         let limit = limit_of(defaults().grow_limit, pages::locked_memory_limit());
         Reservation::take_of(&USED, bytes, if bytes > LARGE { limit / LARGE_PART } else { limit })
     }
@@ -110,13 +105,13 @@ impl Reservation {
     /// Reserves `bytes` for a full receive buffer. Returns `None` if too few are left, or
     /// connections lack memory.
     pub fn take_full(bytes: u32) -> Option<Reservation> {
-        if is_needed() {
-            return None;
-        }
         Reservation::take_of(&USED_FULL, bytes, full_limit_of(pages::locked_memory_limit()))
     }
 
     fn take_of(used: &'static AtomicU64, bytes: u32, limit: u64) -> Option<Reservation> {
+        if is_needed() {
+            return None;
+        }
         used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes.into()).filter(|&sum| sum <= limit)
         })
