@@ -54,9 +54,9 @@ pub struct ConnData {
     pub big_endian: bool,
     /// Number of messages that the sender can receive before its first credit update.
     pub credits: u16,
-    /// Number of entries in the sender's iomap, which follows the target SGL. `None` if the sender
-    /// does not state it.
-    pub iomap_size: Option<u16>,
+    /// Number of entries in the sender's iomap, which follows the target SGL; 0 if the sender does
+    /// not state it.
+    pub iomap_size: u16,
     /// The sender's target SGL.
     pub target_sgl: Region,
     /// The content of entry 0 of the target SGL.
@@ -78,13 +78,8 @@ impl ConnData {
     pub fn emit(&self) -> [u8; ConnData::LEN] {
         let mut bytes = [0; ConnData::LEN];
         bytes[0] = VERSION;
-        if self.big_endian {
-            bytes[1] |= FLAG_BIG_ENDIAN;
-        }
-        if let Some(entries) = self.iomap_size {
-            bytes[1] |= FLAG_IOMAP_SIZE;
-            bytes[7] = encode_iomap_size(entries);
-        }
+        bytes[1] = FLAG_IOMAP_SIZE | if self.big_endian { FLAG_BIG_ENDIAN } else { 0 };
+        bytes[7] = encode_iomap_size(self.iomap_size);
         bytes[2..4].copy_from_slice(&self.credits.to_be_bytes());
         bytes[8..24].copy_from_slice(&self.target_sgl.to_be());
         bytes[24..].copy_from_slice(&self.data_buf.to_be());
@@ -99,7 +94,7 @@ impl ConnData {
         let data = ConnData {
             big_endian: flags & FLAG_BIG_ENDIAN != 0,
             credits: u16::from_be_bytes([*c0, *c1]),
-            iomap_size: (flags & FLAG_IOMAP_SIZE != 0).then(|| decode_iomap_size(*scaled)),
+            iomap_size: if flags & FLAG_IOMAP_SIZE != 0 { decode_iomap_size(*scaled) } else { 0 },
             target_sgl: Region::from_be(*sgl),
             data_buf: Region::from_be(*rest.first_chunk()?),
         };
@@ -109,8 +104,7 @@ impl ConnData {
     /// Returns whether data can be sent to the peer, and no region extends beyond the end of the
     /// address space.
     fn is_usable(&self) -> bool {
-        let iomap = usize::from(self.iomap_size.unwrap_or(0)) * IOMAP_ENTRY;
-        let tables = (SGL_ENTRIES as usize * SGL_ENTRY + iomap) as u64;
+        let tables = (SGL_ENTRIES as usize * SGL_ENTRY + usize::from(self.iomap_size) * IOMAP_ENTRY) as u64;
         self.credits > 0
             && self.target_sgl.length == SGL_ENTRIES
             && self.data_buf.length > 0

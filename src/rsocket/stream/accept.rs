@@ -449,8 +449,7 @@ mod tests {
     #[test]
     fn requests_of_other_protocols_are_rejected() {
         let region = Region { addr: 4096, rkey: 1, length: 2 };
-        let data =
-            ConnData { big_endian: false, credits: 5, iomap_size: Some(0), target_sgl: region, data_buf: region };
+        let data = ConnData { big_endian: false, credits: 5, iomap_size: 0, target_sgl: region, data_buf: region };
         let sent = data.emit();
         let with_header = [&[0; wire::IP_HEADER][..], &sent].concat();
         assert_eq!(connection_data(libc::AF_INET, &sent), Ok(data));

@@ -13,8 +13,6 @@ use crate::rsocket::wire;
 const RDMA: c_int = SOL_RDMA as c_int;
 /// Largest buffer in bytes: half of it has to fit an SGL entry.
 const MAX_BUFFER: u32 = 1 << 30;
-/// Default of TCP_KEEPIDLE in seconds, as in tcp(7).
-const KEEP_IDLE: u32 = 7200;
 
 /// Options of a stream. Connections inherit those of their listener.
 #[derive(Clone, Debug)]
@@ -80,7 +78,8 @@ impl Options {
             reuse: false,
             linger: Linger::Default,
             keepalive: false,
-            keep_idle: KEEP_IDLE,
+            // The defaults of tcp(7).
+            keep_idle: 7200,
             keep_count: 9,
             keep_interval: 75,
             oob_inline: false,

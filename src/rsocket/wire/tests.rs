@@ -20,7 +20,7 @@ fn reference() -> ConnData {
     ConnData {
         big_endian: false,
         credits: 16,
-        iomap_size: Some(768),
+        iomap_size: 768,
         target_sgl: Region { addr: 0x552a_ac10_0000, rkey: 0xf29, length: 2 },
         data_buf: Region { addr: 0x552a_ac70_0000, rkey: 0x10d3, length: 2048 },
     }
@@ -68,7 +68,7 @@ fn iomap_size_is_ignored_without_its_flag() {
     let mut bytes = REFERENCE;
     bytes[1] = 1;
     let parsed = ConnData::parse(&bytes).unwrap();
-    assert_eq!((parsed.big_endian, parsed.iomap_size), (true, None));
+    assert_eq!((parsed.big_endian, parsed.iomap_size), (true, 0));
 }
 
 /// The values that rdma-core's rgetsockopt returned after rsetsockopt.
@@ -176,11 +176,11 @@ fn any_region() -> impl Strategy<Value = Region> {
 fn any_conn_data() -> impl Strategy<Value = ConnData> {
     // No region extends beyond the end of the address space.
     let addr = 0..u64::MAX >> 1;
-    (any::<bool>(), 1_u16.., any::<Option<u8>>(), addr.clone(), any::<u32>(), addr, any::<u32>(), 1_u32..).prop_map(
+    (any::<bool>(), 1_u16.., any::<u8>(), addr.clone(), any::<u32>(), addr, any::<u32>(), 1_u32..).prop_map(
         |(big_endian, credits, iomap, sgl, sgl_key, buffer, key, length)| ConnData {
             big_endian,
             credits,
-            iomap_size: iomap.map(decode_iomap_size),
+            iomap_size: decode_iomap_size(iomap),
             target_sgl: Region { addr: sgl, rkey: sgl_key, length: SGL_ENTRIES },
             data_buf: Region { addr: buffer, rkey: key, length },
         },

@@ -116,7 +116,7 @@ impl ReceiveSide {
         ConnData {
             big_endian: cfg!(target_endian = "big"),
             credits: self.flow.credits(),
-            iomap_size: Some(self.iomap),
+            iomap_size: self.iomap,
             target_sgl: memory.region(0, SGL as u32),
             data_buf: memory.region(self.layout.ring as u32, self.flow.first_buffer()),
         }

@@ -259,7 +259,7 @@ impl SendSide {
                 swap: peer.big_endian != cfg!(target_endian = "big"),
                 sgl: peer.target_sgl.addr,
                 rkey: peer.target_sgl.rkey,
-                iomap: peer.iomap_size.unwrap_or(0),
+                iomap: peer.iomap_size,
             },
             thread: 0,
             is_shared: false,
