@@ -263,7 +263,7 @@ impl Stream {
             connection.set_sender_thread(thread);
         }
         loop {
-            state = self.until_connected(state, nonblocking, &mut wait, done)?;
+            state = self.until_connected(state, nonblocking, &mut wait)?;
             if !state.can_write() {
                 return cannot_send(&mut state, done, total);
             }
@@ -320,7 +320,7 @@ impl Stream {
         let mut wait = Wait::after(state.options.send_timeout);
         let mut done = 0;
         while done < data.len() {
-            state = self.until_connected(state, nonblocking, &mut wait, done)?;
+            state = self.until_connected(state, nonblocking, &mut wait)?;
             if !state.can_write() {
                 return cannot_send(&mut state, done, data.len());
             }
@@ -345,20 +345,15 @@ impl Stream {
 
     /// Waits until the socket is connected, and no other thread sends without the lock.
     #[inline]
-    fn until_connected<'a>(
-        &'a self,
-        mut state: Guard<'a>,
-        nonblocking: bool,
-        wait: &mut Wait,
-        done: usize,
-    ) -> Result<Guard<'a>> {
+    fn until_connected<'a>(&'a self, mut state: Guard<'a>, nonblocking: bool, wait: &mut Wait) -> Result<Guard<'a>> {
         loop {
             state = self.wait_while(state, Connection::is_sending_unlocked);
             state.check_connected(nonblocking)?;
             if !matches!(state.phase, Phase::Connecting(_) | Phase::Accepting(_)) {
                 return Ok(state);
             }
-            state = self.pause(state, nonblocking, wait, done)?.ok_or(Errno::EAGAIN)?;
+            // A call on a socket that is connecting has sent nothing.
+            state = self.pause(state, nonblocking, wait, 0)?.ok_or(Errno::EAGAIN)?;
         }
     }
 
