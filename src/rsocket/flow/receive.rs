@@ -312,12 +312,8 @@ impl Receiver {
     #[must_use]
     pub fn take(&mut self, len: u64) -> Option<usize> {
         debug_assert!(len <= self.available());
-        let mut ended = None;
-        let mut rest = len;
-        if self.next.is_some() {
-            rest -= self.take_from_old_ring(len, &mut ended);
-        }
-        self.ring.take(rest);
+        let (here, ended) = if self.next.is_some() { self.take_from_old_ring(len) } else { (0, None) };
+        self.ring.take(len - here);
         ended
     }
 
@@ -338,20 +334,17 @@ impl Receiver {
         Some(Received { ring: self.current, offset, len: len as u32 })
     }
 
-    /// Takes up to `len` bytes of the ring that is about to end. Sets `ended` to its number if it
-    /// has ended. Returns the number of bytes taken.
+    /// Takes up to `len` bytes of the ring that is about to end. Returns the number of bytes taken,
+    /// and the number of the ring if it has ended.
     #[cold]
-    fn take_from_old_ring(&mut self, len: u64, ended: &mut Option<usize>) -> u64 {
+    fn take_from_old_ring(&mut self, len: u64) -> (u64, Option<usize>) {
         let here = self.ring.available().min(len);
         self.ring.take(here);
-        if self.ring.taken == self.ring.advertised
-            && let Some(next) = self.next.take()
-        {
-            self.ring = next;
-            *ended = Some(self.current);
-            self.current = 1 - self.current;
-        }
-        here
+        let has_ended = self.ring.taken == self.ring.advertised;
+        let Some(next) = self.next.take_if(|_| has_ended) else { return (here, None) };
+        self.ring = next;
+        self.current = 1 - self.current;
+        (here, Some(1 - self.current))
     }
 
     /// Returns whether another half can be advertised: the only reason for a credit update that

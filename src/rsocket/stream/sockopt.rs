@@ -113,9 +113,8 @@ impl State {
     /// Applies the id's options that the program has set to a new id.
     pub(super) fn apply_options(&self) -> Result<()> {
         let id = self.id()?;
-        let on: c_int = 1;
         if self.options.reuse {
-            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on.to_ne_bytes())?;
+            id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &1_i32.to_ne_bytes())?;
         }
         if self.options.tos != 0 {
             id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[self.options.tos])?;
