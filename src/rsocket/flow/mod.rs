@@ -12,7 +12,7 @@ mod simulation;
 #[cfg(test)]
 pub use receive::Advertisement;
 pub use receive::{CreditUpdate, Received, Receiver};
-pub use send::{Chunk, InlineRequest, Reasons, SendLimits, Sender};
+pub use send::{Chunk, Reasons, SendLimits, Sender};
 
 /// A protocol violation by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -40,7 +40,7 @@ pub struct SendLimits {
     pub window: u16,
 }
 
-/// A data message that [`Sender::take`] has reserved, for the caller to post.
+/// A data message for which the resources are reserved. The caller posts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Length in bytes.
@@ -51,17 +51,6 @@ pub struct Chunk {
     pub rkey: u32,
     /// Offset in the send buffer, unless the message is sent inline. The buffer wraps.
     pub offset: u32,
-    /// The last work request, and whether it is signaled.
-    pub wr_id: u64,
-    pub signaled: bool,
-}
-
-/// A message that [`Sender::take_inline`] has reserved.
-#[derive(Clone, Copy, Debug)]
-pub struct InlineRequest {
-    /// Remote address and key.
-    pub addr: u64,
-    pub rkey: u32,
     /// The last work request, and whether it is signaled.
     pub wr_id: u64,
     pub signaled: bool,
@@ -378,7 +367,7 @@ impl Sender {
     /// bytes. Returns `None` if space is short or the message cannot be sent as a whole.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
-    pub fn take_inline(&mut self, len: u32) -> Option<InlineRequest> {
+    pub fn take_inline(&mut self, len: u32) -> Option<Chunk> {
         debug_assert!(self.held() == 0);
         let is_too_long = len > self.target.length || len == 0;
         if self.is_short() || is_too_long || self.credits_left <= self.reserved_credits {
@@ -396,7 +385,7 @@ impl Sender {
             // Only a signaled request can use up the space: `signal_due` ensures that.
             self.note_space();
         }
-        Some(InlineRequest { addr, rkey, wr_id: self.last_wr_id, signaled })
+        Some(Chunk { len, addr, rkey, offset: self.next, wr_id: self.last_wr_id, signaled })
     }
 
     /// Makes the last work request signaled. Its completion also completes the unsignaled ones
@@ -442,8 +431,8 @@ impl Sender {
         self.note_space();
     }
 
-    /// Handles a credit update: the peer allows messages up to number `limit`. Fails if
-    /// the limit takes credits back, or gives more than the peer's receive queue holds.
+    /// Handles a credit update: the peer allows messages up to number `limit`. Fails if the limit
+    /// takes credits back, or gives more than the peer's receive queue holds.
     pub fn credit_update_received(&mut self, limit: u16) -> std::result::Result<(), Violation> {
         // A limit below the present one wraps to a large increment.
         let more = limit.wrapping_sub(self.credit_limit);

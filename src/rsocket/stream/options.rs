@@ -257,10 +257,7 @@ pub fn number(value: &[u8]) -> Result<c_int> {
 
 /// Parses an int or, as ip(7) also allows, a byte.
 fn number_or_byte(value: &[u8]) -> Result<c_int> {
-    match value {
-        [byte] | [byte, _] | [byte, _, _] => Ok((*byte).into()),
-        _ => number(value),
-    }
+    number(value).or_else(|error| value.first().map(|byte| (*byte).into()).ok_or(error))
 }
 
 /// Parses a struct timeval. Returns `None`, for no time-out, if it is zero. As in Linux, negative

@@ -13,7 +13,7 @@ use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_id;
 use crate::rsocket::cm_id::CmId;
-use crate::rsocket::flow::InlineRequest;
+use crate::rsocket::flow::Chunk;
 use crate::rsocket::stream::options::Options;
 use crate::rsocket::wire::Message;
 use crate::verbs::rc::{self, CompletionQueue, InlineWrite, Opcode, SendWr, Sge};
@@ -208,9 +208,9 @@ impl SendQueue {
     /// Fast path of [`post`](Self::post) for one message of `data` that goes inline.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
-    pub fn post_inline(&self, write: &mut InlineWrite, data: &[u8], request: &InlineRequest) -> Result<()> {
+    pub fn post_inline(&self, write: &mut InlineWrite, data: &[u8], chunk: &Chunk) -> Result<()> {
         let imm = Message::Data(data.len() as u32).word();
-        let &InlineRequest { addr, rkey, wr_id, signaled } = request;
+        let &Chunk { addr, rkey, wr_id, signaled, .. } = chunk;
         if self.iwarp {
             let (opcode, sg_list) = (Opcode::WriteImm(imm), inline_sge(data));
             return self.post_iwarp(&SendWr { wr_id, opcode, addr, rkey, sg_list, inline: true, signaled });

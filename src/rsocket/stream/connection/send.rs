@@ -354,11 +354,11 @@ impl Connection {
     #[inline(always)]
     pub fn send_inline(&mut self, data: &[u8]) -> bool {
         let len = data.len() as u32;
-        let Some(request) = self.send.flow.take_inline(len) else { return false };
+        let Some(chunk) = self.send.flow.take_inline(len) else { return false };
         if let Some(counters) = self.counters() {
             counters.count_sent(len);
         }
-        let sent = self.qp.send_queue().post_inline(&mut self.send.inline_write, data, &request);
+        let sent = self.qp.send_queue().post_inline(&mut self.send.inline_write, data, &chunk);
         if let Err(error) = sent {
             self.fail(error);
             return false;
