@@ -219,7 +219,7 @@ mod tests_of_open_fds {
 
     #[test]
     fn numbers_are_below_the_limit() {
-        let limit = limit().unwrap() as c_int;
+        let limit = limits().unwrap().rlim_cur as c_int;
         assert_eq!([-1, 0, limit - 1, limit].map(is_possible), [false, true, true, false]);
     }
 

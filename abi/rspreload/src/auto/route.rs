@@ -337,7 +337,7 @@ pub mod tests_of_routes {
         let udp = UdpSocket::bind("0.0.0.0:0").ok()?;
         udp.connect("192.0.2.1:9").ok()?;
         let own = udp.local_addr().ok()?;
-        store(Subject::Local(own.ip()), Outcome::Without, 60);
+        store(Fact::Local(own.ip(), false), 60);
         Some(SockAddr::new(own.ip(), 9))
     }
 
