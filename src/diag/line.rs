@@ -138,10 +138,7 @@ const PRIORITY: &[u8] = b"<12>";
 /// Returns the time in the format of RFC 3339, followed by a space. UTC, because local time needs
 /// files, locks and memory.
 fn stamp() -> FixedString<32> {
-    // SAFETY: all zeros are a valid timespec.
-    let mut now: libc::timespec = unsafe { zeroed() };
-    // SAFETY: `now` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
+    let now = base::clock::read(libc::CLOCK_REALTIME);
     let (days, second) = (now.tv_sec.div_euclid(86_400), now.tv_sec.rem_euclid(86_400));
     let (year, month, day) = date(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);

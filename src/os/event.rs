@@ -1,5 +1,4 @@
-//! Waiting: deadlines, their time in the formats of system calls, and the kernel's poll, epoll and
-//! eventfd.
+//! Waiting: deadlines, and the kernel's poll, epoll and eventfd.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -8,11 +7,14 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
+use base::clock::timespec;
 use libc::{epoll_event, pollfd};
 
 use crate::errno::{Errno, Result};
 use crate::os::cancel;
 use crate::os::library_fds::OwnFd;
+
+pub use base::clock::{millis, monotonic_ms};
 
 /// The time at which a call stops waiting.
 #[derive(Clone, Copy, Debug)]
@@ -210,31 +212,10 @@ pub fn left(deadline: Instant) -> Option<Duration> {
     deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
 }
 
-/// Returns `time` as a timespec.
-pub fn timespec(time: Duration) -> libc::timespec {
-    libc::timespec {
-        tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-        tv_nsec: time.subsec_nanos().into(),
-    }
-}
-
-/// Returns the coarse monotonic clock in milliseconds, never 0.
-pub fn monotonic_ms() -> u64 {
-    let mut now = timespec(Duration::ZERO);
-    // SAFETY: `now` is writable. The clock exists since Linux 2.6.32, so the call cannot fail.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
-    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
-}
-
 /// Returns the timeout for poll(2) in milliseconds, rounded up so that it never ends early; -1 (no
 /// timeout) for `None`.
 pub fn poll_time(deadline: Option<Instant>) -> c_int {
     millis(deadline.map(|deadline| left(deadline).unwrap_or(Duration::ZERO)))
-}
-
-/// Returns a duration in milliseconds for poll(2), rounded up; -1 (no timeout) for `None`.
-pub fn millis(time: Option<Duration>) -> c_int {
-    time.map_or(-1, |time| c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX))
 }
 
 #[cfg(test)]

@@ -247,7 +247,6 @@ mod outside {
     use std::sync::atomic::AtomicU64;
     use std::time::Duration;
 
-    use crate::os::event;
     use crate::os::mark::Words;
 
     /// Number of polls before sleeping: the holder usually unlocks soon.
@@ -274,7 +273,7 @@ mod outside {
     /// compared: a new holder whose number differs only there still wakes the sleeper, because
     /// `AWAITED` is set.
     pub fn wait(word: &AtomicU64, value: u64, time: Option<Duration>) {
-        let time = time.map(event::timespec);
+        let time = time.map(base::clock::timespec);
         base::sleep::futex_wait(half(word), value as u32, time.as_ref());
     }
 
@@ -423,7 +422,7 @@ mod kernel {
         pub fn wait(&self, value: u32, deadline: Option<Instant>, undo: impl FnMut()) -> Result<()> {
             let limit = match deadline.map(event::left) {
                 Some(None) => return Err(Errno::ETIMEDOUT),
-                Some(Some(left)) => Some(event::timespec(left)),
+                Some(Some(left)) => Some(base::clock::timespec(left)),
                 None => None,
             };
             let sleep = || base::sleep::futex_wait(self.0.as_ptr(), value, limit.as_ref());
