@@ -121,11 +121,7 @@ impl KernelEpoll {
 
     /// epoll_ctl(2).
     pub fn control(&self, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<()> {
-        let mut event = event;
-        let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        // SAFETY: `event` is readable or NULL.
-        let done = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), op, fd, event) };
-        if done == 0 { Ok(()) } else { Err(Errno::last()) }
+        epoll_ctl(self.0.as_raw_fd(), op, fd, event)
     }
 
     /// epoll_wait(2). Returns the number of events written to the front of `events`. A cancellation
@@ -140,12 +136,12 @@ impl KernelEpoll {
     }
 }
 
-/// Adds `fd` to `epfd`, an epoll instance of the program, while librspreload changes the socket
-/// behind `fd`. Makes the system call itself, because librspreload's epoll_ctl would wait for the
-/// end of this change.
-pub fn add_programs_number(epfd: RawFd, fd: RawFd, mut event: epoll_event) -> Result<()> {
-    // SAFETY: `event` is a live structure.
-    let result = unsafe { libc::syscall(libc::SYS_epoll_ctl, epfd, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+/// epoll_ctl(2). Makes the system call itself: librspreload.so interposes the C library's function,
+/// and would wait for itself while it changes the socket behind `fd`.
+pub fn epoll_ctl(epfd: RawFd, op: c_int, fd: RawFd, mut event: Option<epoll_event>) -> Result<()> {
+    let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    // SAFETY: `event` is readable or NULL.
+    let result = unsafe { libc::syscall(libc::SYS_epoll_ctl, epfd, op, fd, event) };
     if result == 0 { Ok(()) } else { Err(Errno::last()) }
 }
 
@@ -207,15 +203,18 @@ pub fn descriptor_limits() -> libc::rlimit {
     base::raised_limit::limits().unwrap_or(none)
 }
 
-/// Returns the time until `deadline`; `None` once it has passed.
-pub fn left(deadline: Instant) -> Option<Duration> {
-    deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+/// Returns the time until `deadline`, if there is one. Fails with `ETIMEDOUT` once it has passed.
+pub fn left(deadline: Option<Instant>) -> Result<Option<Duration>> {
+    match Deadline(deadline).left() {
+        Some(Duration::ZERO) => Err(Errno::ETIMEDOUT),
+        left => Ok(left),
+    }
 }
 
 /// Returns the timeout for poll(2) in milliseconds, rounded up so that it never ends early; -1 (no
 /// timeout) for `None`.
 pub fn poll_time(deadline: Option<Instant>) -> c_int {
-    millis(deadline.map(|deadline| left(deadline).unwrap_or(Duration::ZERO)))
+    millis(Deadline(deadline).left())
 }
 
 #[cfg(test)]

@@ -420,11 +420,7 @@ mod kernel {
         /// Sleeps if the word is `value`; comparing and sleeping are one atomic step. Runs `undo`
         /// if the thread is cancelled. Fails with `ETIMEDOUT` or `EINTR`.
         pub fn wait(&self, value: u32, deadline: Option<Instant>, undo: impl FnMut()) -> Result<()> {
-            let limit = match deadline.map(event::left) {
-                Some(None) => return Err(Errno::ETIMEDOUT),
-                Some(Some(left)) => Some(base::clock::timespec(left)),
-                None => None,
-            };
+            let limit = event::left(deadline)?.map(base::clock::timespec);
             let sleep = || base::sleep::futex_wait(self.0.as_ptr(), value, limit.as_ref());
             let result = cancel::with_cleanup(undo, || cancel::sleep_anywhere(sleep));
             match result {

@@ -185,7 +185,7 @@ impl Epoll {
         self.check_process()?;
         let mut members = self.members();
         let Some(member) = members.remove(&fd) else { return Ok(()) };
-        let result = event::add_programs_number(epfd, number, member.kernel_event());
+        let result = event::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, number, Some(member.kernel_event()));
         drop(members);
         self.detach(&member);
         result

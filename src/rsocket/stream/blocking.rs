@@ -178,8 +178,7 @@ impl EventSource for Stream {
     fn sleep((events, fd): (ChannelHandle, c_int), until: Until) -> Result<CqEvent> {
         if until.deadline.is_some() || until.any_signal {
             let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-            let left = until.deadline.map(|end| event::left(end).ok_or(Errno::ETIMEDOUT)).transpose()?;
-            if event::poll(&mut fds, left)? == 0 {
+            if event::poll(&mut fds, event::left(until.deadline)?)? == 0 {
                 return Err(Errno::ETIMEDOUT);
             }
         } else if cancel::may_lose() {
