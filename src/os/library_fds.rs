@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use base::raised_limit::RaisedLimit;
 
+use crate::errno::{Errno, Result};
 use crate::os::event;
 
 /// The kernel's usual limit for a process (fs.nr_open). Descriptors with greater numbers are not
@@ -155,20 +156,13 @@ pub fn close(fd: RawFd) {
 
 /// Makes `fd` refer to the file of `new`, and keeps the flags and the mark of `fd`. Makes the
 /// system call itself: librspreload.so interposes the C library's function.
-pub fn replace(fd: RawFd, new: impl AsRawFd) -> crate::errno::Result<()> {
+pub fn replace(fd: RawFd, new: impl AsRawFd) -> Result<()> {
     let flags = event::fcntl(fd, libc::F_GETFL, 0)?;
     event::fcntl(new.as_raw_fd(), libc::F_SETFL, flags)?;
     let close_on_exec = if event::fcntl(fd, libc::F_GETFD, 0)? & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
-    loop {
-        // SAFETY: no pointers.
-        if unsafe { libc::syscall(libc::SYS_dup3, new.as_raw_fd(), fd, close_on_exec) } >= 0 {
-            return Ok(());
-        }
-        match crate::errno::Errno::last() {
-            crate::errno::Errno::EINTR => {}
-            error => return Err(error),
-        }
-    }
+    // SAFETY: no pointers.
+    let result = unsafe { libc::syscall(libc::SYS_dup3, new.as_raw_fd(), fd, close_on_exec) };
+    if result < 0 { Err(Errno::last()) } else { Ok(()) }
 }
 
 /// Calls socket(2) directly: librspreload.so interposes the C library's function. Returns the new
@@ -201,11 +195,8 @@ pub struct OwnFd(RawFd);
 impl OwnFd {
     /// Takes the result of a system call that opens a descriptor. Fails with `errno` if it is
     /// negative.
-    pub fn new(result: RawFd) -> crate::errno::Result<OwnFd> {
-        if result < 0 {
-            return Err(crate::errno::Errno::last());
-        }
-        Ok(OwnFd(relocate_fd(result)))
+    pub fn new(result: RawFd) -> Result<OwnFd> {
+        if result < 0 { Err(Errno::last()) } else { Ok(OwnFd(relocate_fd(result))) }
     }
 
     /// Releases a descriptor that the program has closed, without closing it: the number may belong
@@ -231,7 +222,7 @@ impl OwnFd {
 
     /// Duplicates an open descriptor of the library or the program. Makes the system call itself:
     /// librspreload.so would treat the copy as a descriptor of the program.
-    pub fn duplicate(fd: RawFd) -> crate::errno::Result<OwnFd> {
+    pub fn duplicate(fd: RawFd) -> Result<OwnFd> {
         // SAFETY: no pointers.
         OwnFd::new(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 3) } as RawFd)
     }

@@ -2,13 +2,14 @@
 //! RDMA core.
 
 use std::ffi::{CStr, c_int};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
 use base::netlink::{self, Attributes, MESSAGE_HEADER, Messages};
 use libc::{NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR};
 use smallvec::{SmallVec, smallvec};
 
 use crate::errno::{Errno, Result};
+use crate::os::library_fds::{self, OwnFd};
 use crate::os::uapi::{
     RDMA_NL_NLDEV, RDMA_NLDEV_ATTR_CHARDEV, RDMA_NLDEV_ATTR_CHARDEV_ABI, RDMA_NLDEV_ATTR_CHARDEV_NAME,
     RDMA_NLDEV_ATTR_CHARDEV_TYPE, RDMA_NLDEV_CMD_GET_CHARDEV,
@@ -33,7 +34,8 @@ pub struct CharDev {
 /// Queries the character device of `client`, such as "rdma_cm". Fails with the kernel's error;
 /// kernels before 5.1 do not support the query.
 pub fn char_device(client: &CStr) -> Result<CharDev> {
-    let socket = open()?;
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    let socket = OwnFd::new(library_fds::socket(libc::AF_NETLINK, kind, libc::NETLINK_RDMA))?;
     let request = request(client);
     // SAFETY: `request` is readable for its length; an unconnected netlink socket sends to the
     // kernel.
@@ -42,25 +44,11 @@ pub fn char_device(client: &CStr) -> Result<CharDev> {
         return Err(Errno::last());
     }
     let mut answer = [0; ANSWER];
-    loop {
-        // SAFETY: `answer` is writable for its length.
-        let got = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
-        match usize::try_from(got) {
-            Ok(got) => return parse_answer(&answer[..got.min(ANSWER)]),
-            Err(_) if Errno::last().get() == libc::EINTR => {}
-            Err(_) => return Err(Errno::last()),
-        }
-    }
-}
-
-fn open() -> Result<OwnedFd> {
-    // SAFETY: plain system call.
-    let fd = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_RDMA) };
-    if fd < 0 {
-        return Err(Errno::last());
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    // The kernel has answered before send(2) returns, so this does not wait.
+    // SAFETY: `answer` is writable for its length.
+    let got = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
+    let got = usize::try_from(got).map_err(|_| Errno::last())?;
+    parse_answer(&answer[..got.min(ANSWER)])
 }
 
 fn request(client: &CStr) -> SmallVec<[u8; 64]> {
