@@ -7,6 +7,7 @@ use libc::sockaddr_storage;
 
 use super::reason;
 use crate::errno::Errno;
+use crate::os::pages::memlock;
 use crate::os::sockaddr::{SockAddr, inet};
 use crate::os::text::FixedString;
 
@@ -150,14 +151,6 @@ impl Facts {
             local: false,
         }
     }
-}
-
-/// Returns the soft limit of locked memory in bytes, if any.
-fn memlock() -> Option<u64> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is writable.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0;
-    (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
 fn access() -> Access {

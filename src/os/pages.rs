@@ -16,8 +16,6 @@ use std::mem::{ManuallyDrop, zeroed};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering, fence};
 
-use libc::{c_long, rlimit, stat};
-
 use crate::errno::{Errno, Result};
 
 /// Pages to which a device may write, zeros at first.
@@ -173,22 +171,6 @@ impl Spare {
     }
 }
 
-/// `struct __user_cap_header_struct` of linux/capability.h; [`Capabilities`] is `struct
-/// __user_cap_data_struct`.
-#[repr(C)]
-struct Header {
-    version: u32,
-    pid: c_int,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Capabilities {
-    effective: u32,
-    permitted: u32,
-    inheritable: u32,
-}
-
 const VERSION_3: u32 = 0x2008_0522;
 const CAP_IPC_LOCK: u32 = 14;
 /// Inode of /proc/self/ns/user in the first user namespace (`PROC_USER_INIT_INO`): capabilities in
@@ -198,26 +180,23 @@ const FIRST_NAMESPACE: libc::ino_t = 0xEFFF_FFFD;
 /// Returns RLIMIT_MEMLOCK in bytes; `None` if there is no limit, or if this thread has
 /// CAP_IPC_LOCK.
 pub fn locked_memory_limit() -> Option<u64> {
-    // SAFETY: `limit` is writable, and all zeros are a valid value.
-    let limit = unsafe {
-        let mut limit: rlimit = zeroed();
-        if libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) != 0 {
-            return None;
-        }
-        limit
-    };
-    if limit.rlim_cur == libc::RLIM_INFINITY || is_exempt() {
-        return None;
-    }
-    Some(limit.rlim_cur)
+    memlock().filter(|_| !is_exempt())
+}
+
+/// Returns the soft limit RLIMIT_MEMLOCK in bytes, if any.
+pub fn memlock() -> Option<u64> {
+    let limit = base::raised_limit::limits_of(libc::RLIMIT_MEMLOCK)?.rlim_cur;
+    (limit != libc::RLIM_INFINITY).then_some(limit)
 }
 
 fn is_exempt() -> bool {
-    let mut header = Header { version: VERSION_3, pid: 0 };
-    let mut sets = [Capabilities { effective: 0, permitted: 0, inheritable: 0 }; 2];
+    // linux/capability.h: version and process; effective, permitted and inheritable capabilities,
+    // of which the first structure has the lower 32.
+    let mut header = [VERSION_3, 0];
+    let mut sets = [[0_u32; 3]; 2];
     // SAFETY: `header` and `sets` have the layout of version 3 of the call.
-    let result: c_long = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) };
-    result == 0 && sets[0].effective & (1 << CAP_IPC_LOCK) != 0 && is_first_namespace()
+    let result = unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) };
+    result == 0 && sets[0][0] & (1 << CAP_IPC_LOCK) != 0 && is_first_namespace()
 }
 
 /// Returns whether the process is in the first user namespace. Kernels without user namespaces have
@@ -225,7 +204,7 @@ fn is_exempt() -> bool {
 fn is_first_namespace() -> bool {
     // SAFETY: the path is a C string; `about` is writable, and all zeros are a valid value.
     unsafe {
-        let mut about: stat = zeroed();
+        let mut about: libc::stat = zeroed();
         libc::stat(c"/proc/self/ns/user".as_ptr(), &raw mut about) != 0 || about.st_ino == FIRST_NAMESPACE
     }
 }

@@ -7,9 +7,14 @@ use crate::errno;
 /// Returns RLIMIT_NOFILE: one more than the highest descriptor number that the process may have now
 /// (soft), and one more than the highest that it may ask for (hard). `None` if getrlimit(2) fails.
 pub fn limits() -> Option<libc::rlimit> {
+    limits_of(libc::RLIMIT_NOFILE)
+}
+
+/// Returns the soft and the hard limit of a resource. `None` if getrlimit(2) fails.
+pub fn limits_of(resource: libc::__rlimit_resource_t) -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a live structure.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    let known = unsafe { libc::getrlimit(resource, &raw mut limit) } == 0;
     known.then_some(limit)
 }
 
