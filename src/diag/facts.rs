@@ -8,7 +8,7 @@ use libc::sockaddr_storage;
 use super::reason;
 use crate::errno::Errno;
 use crate::os::pages::memlock;
-use crate::os::sockaddr::{SockAddr, inet};
+use crate::os::sockaddr::{SockAddr, inet, zeroed};
 use crate::os::text::FixedString;
 
 /// Maximum length of a device name, with its NUL (IBV_SYSFS_NAME_MAX).
@@ -36,14 +36,7 @@ impl Endpoints {
     }
 
     /// Unknown addresses and device.
-    pub const NONE: Endpoints = Endpoints {
-        // SAFETY: all zeros are a valid value of these addresses.
-        src: unsafe { std::mem::zeroed() },
-        // SAFETY: all zeros are a valid value of this structure.
-        dst: unsafe { std::mem::zeroed() },
-        device: [0; MAX_NAME],
-        port: 0,
-    };
+    pub const NONE: Endpoints = Endpoints { src: zeroed(), dst: zeroed(), device: [0; MAX_NAME], port: 0 };
 
     /// Sets the local or the peer's address, unless it is known.
     pub fn add(&mut self, address: &sockaddr_storage, local: bool) {
@@ -143,12 +136,10 @@ impl Facts {
     /// Collects the facts that need no check of device nodes or of this machine's addresses.
     pub fn of_endpoints(endpoints: Option<&Endpoints>) -> Facts {
         Facts {
-            access: Access::Fine,
             memlock: memlock(),
             device: endpoints.is_some_and(|endpoints| endpoints.device().is_some()),
-            null: false,
             loopback: endpoints.is_some_and(|endpoints| [endpoints.src, endpoints.dst].iter().any(is_loopback)),
-            local: false,
+            ..Facts::default()
         }
     }
 }

@@ -10,7 +10,7 @@ use std::ptr;
 use libc::sockaddr_storage;
 
 use super::facts::{Endpoints, is_unspecified};
-use super::switch::{Target, shows_time, target};
+use super::switch::{shows_time, target};
 use crate::os::library_fds;
 use crate::os::sockaddr::{AF_IB, SockaddrIb, inet, port};
 use crate::os::text::FixedString;
@@ -54,11 +54,10 @@ impl Line {
     /// Appends addresses and device, as far as they are known.
     pub fn push_endpoints(&mut self, endpoints: Option<&Endpoints>) {
         let Some(endpoints) = endpoints else { return };
-        match (!is_unspecified(&endpoints.src), !is_unspecified(&endpoints.dst)) {
-            (true, true) => self.push(format_args!(" {} -> {}", Address(&endpoints.src), Address(&endpoints.dst))),
-            (true, false) => self.push(format_args!(" {}", Address(&endpoints.src))),
-            (false, true) => self.push(format_args!(" -> {}", Address(&endpoints.dst))),
-            (false, false) => {}
+        for (prefix, address) in [(" ", &endpoints.src), (" -> ", &endpoints.dst)] {
+            if !is_unspecified(address) {
+                self.push(format_args!("{prefix}{}", Address(address)));
+            }
         }
         if let Some(device) = endpoints.device() {
             self.push(format_args!(" {device}/{}", endpoints.port));
@@ -90,23 +89,23 @@ impl Line {
     /// Writes the line. A failure is ignored: there is nowhere to report it.
     pub fn write(&mut self) {
         let line = self.finish();
-        match target() {
-            // If the program has closed its standard error, the number may be that of a descriptor
-            // of the library.
-            Target::Stderr if !library_fds::is_own(libc::STDERR_FILENO) => {
-                let stamp = shows_time().then(stamp);
-                let stamp = stamp.as_ref().map_or(&[][..], |stamp| stamp.as_c_str().to_bytes());
-                without_sigpipe(|| writev(libc::STDERR_FILENO, &[stamp, line]))
-            }
-            Target::Stderr => {}
-            Target::File(path) => {
-                let fd = open(path);
+        let target = target();
+        match target.to_bytes() {
+            b"syslog" => to_syslog(line),
+            [b'/', ..] => {
+                let fd = open(target);
                 if fd >= 0 {
-                    without_sigpipe(|| writev(fd, &[stamp().as_c_str().to_bytes(), line]));
+                    without_sigpipe(|| writev(fd, [stamp().as_c_str().to_bytes(), line]));
                     close(fd);
                 }
             }
-            Target::Syslog => to_syslog(line),
+            // If the program has closed its standard error, the number may be that of a descriptor
+            // of the library.
+            _ if library_fds::is_own(libc::STDERR_FILENO) => {}
+            _ => {
+                let stamp = if shows_time() { stamp() } else { FixedString::empty() };
+                without_sigpipe(|| writev(libc::STDERR_FILENO, [stamp.as_c_str().to_bytes(), line]));
+            }
         }
     }
 }
@@ -162,14 +161,11 @@ fn date(days: i64) -> (i64, i64, i64) {
     (era * 400 + year + i64::from(month <= 2), month, day - first + 1)
 }
 
-/// Writes the parts, at most two, in one system call, so that other writers do not split the line.
-fn writev(fd: c_int, parts: &[&[u8]]) {
-    let mut list = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; 2];
-    for (iov, part) in list.iter_mut().zip(parts) {
-        *iov = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
-    }
+/// Writes both parts in one system call, so that other writers do not split the line.
+fn writev(fd: c_int, parts: [&[u8]; 2]) {
+    let list = parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
     // SAFETY: each part is readable for its length.
-    unsafe { libc::syscall(libc::SYS_writev, c_long::from(fd), list.as_ptr(), parts.len().min(list.len())) };
+    unsafe { libc::syscall(libc::SYS_writev, c_long::from(fd), list.as_ptr(), list.len()) };
 }
 
 /// Runs `write` with SIGPIPE blocked: a log line to a pipe without readers must not end the
@@ -209,13 +205,10 @@ fn close(fd: c_int) {
 /// Sends the line to the system's log. Not by syslog(3), which takes a lock, allocates memory, and
 /// keeps its socket open.
 fn to_syslog(line: &[u8]) {
-    const LOG: &[u8] = b"/dev/log";
-    // SAFETY: all zeros are a valid value of the address.
-    let mut address: libc::sockaddr_un = unsafe { zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    for (char, &byte) in address.sun_path.iter_mut().zip(LOG) {
-        *char = byte as libc::c_char;
-    }
+    /// The beginning of a `struct sockaddr_un`.
+    #[repr(C)]
+    struct Address(libc::sa_family_t, [u8; 10]);
+    let address = Address(libc::AF_UNIX as libc::sa_family_t, *b"/dev/log\0\0");
     let fd = library_fds::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0);
     if fd < 0 {
         return;
@@ -224,7 +217,7 @@ fn to_syslog(line: &[u8]) {
     let result =
         unsafe { libc::syscall(libc::SYS_connect, c_long::from(fd), &raw const address, size_of_val(&address)) };
     if result == 0 {
-        writev(fd, &[PRIORITY, line]);
+        writev(fd, [PRIORITY, line]);
     }
     close(fd);
 }

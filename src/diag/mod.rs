@@ -22,7 +22,7 @@ use crate::ffi::rdma_cm_id;
 pub use facts::Endpoints;
 use facts::Facts;
 use line::Line;
-pub use switch::read_settings;
+pub use switch::{is_on, read_settings, shows_connections};
 
 /// The object of a failed call.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +38,8 @@ pub enum Subject {
 /// Logs a failed call. `endpoints` is called only if a line is written.
 #[inline]
 pub fn call_failed(name: &'static str, subject: Subject, error: Errno, endpoints: impl FnOnce() -> Option<Endpoints>) {
-    if switch::is_on() && (!is_expected(error) || switch::is_verbose()) {
-        keep_errno(|| write_call_failed(name, subject, error, endpoints().as_ref()));
+    if is_on() && (!is_expected(error) || switch::is_verbose()) {
+        base::errno::keeping(|| write_call_failed(name, subject, error, endpoints().as_ref()));
     }
 }
 
@@ -61,23 +61,21 @@ fn write_call_failed(name: &'static str, subject: Subject, error: Errno, endpoin
     line.write();
 }
 
-/// Runs `log`, and restores errno.
-fn keep_errno(log: impl FnOnce()) {
-    let before = errno::errno();
-    log();
-    errno::set_errno(before);
+/// Writes a line that begins with `name`, and preserves errno.
+fn log(name: &str, fill: impl FnOnce(&mut Line)) {
+    base::errno::keeping(|| {
+        let mut line = Line::begin(name);
+        fill(&mut line);
+        line.write();
+    });
 }
 
 /// Logs a text from librspreload; an empty text if it is not UTF-8.
 #[cold]
 #[inline(never)]
 pub fn note(name: &'static str, text: &[u8]) {
-    if switch::is_on() {
-        keep_errno(|| {
-            let mut line = Line::begin(name);
-            line.push(format_args!(": {}", str::from_utf8(text).unwrap_or_default()));
-            line.write();
-        });
+    if is_on() {
+        log(name, |line| line.push(format_args!(": {}", str::from_utf8(text).unwrap_or_default())));
     }
 }
 
@@ -85,15 +83,10 @@ pub fn note(name: &'static str, text: &[u8]) {
 #[cold]
 #[inline(never)]
 pub fn not_found(name: &'static str, code: c_int) {
-    if !switch::is_on() {
-        return;
-    }
-    keep_errno(|| {
-        let mut line = Line::begin(name);
+    if is_on() {
         let (code, meaning) = reason::of_eai(code);
-        line.push(format_args!(": {code}: {meaning}"));
-        line.write();
-    });
+        log(name, |line| line.push(format_args!(": {code}: {meaning}")));
+    }
 }
 
 /// Returns whether non-blocking calls fail with this error in normal operation.
@@ -106,13 +99,11 @@ fn is_expected(error: Errno) -> bool {
 #[cold]
 #[inline(never)]
 fn unknown_value(word: &[u8]) {
-    keep_errno(|| {
-        let mut line = Line::begin("RDMACM_LOG");
+    let word = str::from_utf8(word).unwrap_or_default();
+    log("RDMACM_LOG", |line| {
         line.push(format_args!(
-            ": \"{}\" is none of 0, 1, stderr, 2, all, connections, time, syslog and an absolute path: nothing is logged",
-            str::from_utf8(word).unwrap_or_default()
+            ": \"{word}\" is none of 0, 1, stderr, 2, all, connections, time, syslog and an absolute path: nothing is logged",
         ));
-        line.write();
     });
 }
 
@@ -138,18 +129,11 @@ pub struct Path {
     pub mtu_and_sl: Option<(u32, u8)>,
 }
 
-/// Returns whether events that report no failure are logged, too.
-#[inline]
-pub fn shows_connections() -> bool {
-    switch::shows_connections()
-}
-
 /// Logs an event that reports no failure.
 #[cold]
 #[inline(never)]
 pub fn good_event(event: &GoodEvent<'_>, endpoints: &Endpoints) {
-    keep_errno(|| {
-        let mut line = Line::begin("event");
+    log("event", |line| {
         line.push(format_args!(": id {:p}", event.id));
         line.push_endpoints(Some(endpoints));
         line.push(format_args!(": {}", event.name));
@@ -160,7 +144,6 @@ pub fn good_event(event: &GoodEvent<'_>, endpoints: &Endpoints) {
                 line.push(format_args!(", MTU {mtu}, SL {sl}"));
             }
         }
-        line.write();
     });
 }
 
@@ -168,12 +151,10 @@ pub fn good_event(event: &GoodEvent<'_>, endpoints: &Endpoints) {
 #[cold]
 #[inline(never)]
 pub fn closed(fd: c_int, endpoints: &Endpoints, sent: u64, received: u64) {
-    keep_errno(|| {
-        let mut line = Line::begin("rclose");
+    log("rclose", |line| {
         line.push(format_args!(": socket {fd}"));
         line.push_endpoints(Some(endpoints));
         line.push(format_args!(": sent {sent} bytes, received {received}"));
-        line.write();
     });
 }
 
@@ -194,20 +175,13 @@ pub struct BadEvent<'a> {
     pub private_data: &'a [u8],
 }
 
-/// Returns whether logging is on.
-#[inline]
-pub fn is_on() -> bool {
-    switch::is_on()
-}
-
 /// Logs an event that a program or an rsocket has read, and that reports a failure or the removal
 /// of the device.
 #[cold]
 #[inline(never)]
 pub fn bad_event(event: &BadEvent<'_>, endpoints: &Endpoints) {
-    keep_errno(|| {
+    log("event", |line| {
         let facts = Facts::of_endpoints(Some(endpoints));
-        let mut line = Line::begin("event");
         line.push(format_args!(": id {:p}", event.id));
         line.push_endpoints(Some(endpoints));
         line.push(format_args!(": {}", event.name));
@@ -218,7 +192,6 @@ pub fn bad_event(event: &BadEvent<'_>, endpoints: &Endpoints) {
         }
         line.push(format_args!(": {}", reason::of_event(event.kind, event.status, event.iwarp, &facts)));
         line.push_quoted("; the peer says", event.private_data);
-        line.write();
     });
 }
 
@@ -227,12 +200,11 @@ pub fn bad_event(event: &BadEvent<'_>, endpoints: &Endpoints) {
 #[cold]
 #[inline(never)]
 pub fn background(fd: Option<c_int>, endpoints: &Endpoints, error: Errno, cause: Cause) {
-    if !switch::is_on() {
+    if !is_on() {
         return;
     }
-    keep_errno(|| {
+    log("rsocket", |line| {
         let facts = Facts::of_endpoints(Some(endpoints));
-        let mut line = Line::begin("rsocket");
         if let Some(fd) = fd {
             line.push(format_args!(": socket {fd}"));
         }
@@ -241,7 +213,6 @@ pub fn background(fd: Option<c_int>, endpoints: &Endpoints, error: Errno, cause:
         if let Cause::Connecting | Cause::Accepting = cause {
             line.push(format_args!("{}", reason::of_call("rconnect", error, &facts)));
         }
-        line.write();
     });
 }
 

@@ -18,34 +18,17 @@ const TIME: u8 = 8;
 
 static LEVEL: AtomicU8 = AtomicU8::new(OFF);
 
-/// The destination of log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// Standard error.
-    Stderr,
-    /// The system's log.
-    Syslog,
-    /// A file, by its absolute path.
-    File(&'static CStr),
-}
-
 /// Maximum length of a path, with its NUL.
 const MAX_PATH: usize = 1024;
 
-/// The kind of target, and the path if it is a file.
-struct Settings(UnsafeCell<(Kind, [u8; MAX_PATH])>);
+/// The word for the destination of log lines, and zeros.
+struct Target(UnsafeCell<[u8; MAX_PATH]>);
 
-enum Kind {
-    Stderr,
-    Syslog,
-    File,
-}
+// SAFETY: one thread writes the word, before main() and before it sets LEVEL, which readers check
+// first.
+unsafe impl Sync for Target {}
 
-// SAFETY: one thread writes the settings, before main() and before it sets LEVEL, which readers
-// check first.
-unsafe impl Sync for Settings {}
-
-static SETTINGS: Settings = Settings(UnsafeCell::new((Kind::Stderr, [0; MAX_PATH])));
+static TARGET: Target = Target(UnsafeCell::new([0; MAX_PATH]));
 
 /// Name of the variable. It is in `.data`, which the loader has written to, so reading it when the
 /// library is loaded causes no page fault.
@@ -67,32 +50,17 @@ pub fn read_settings() {
         Ok(None) => return,
         Err(word) => return super::unknown_value(word),
     };
-    // SAFETY: no thread reads the settings while the level is 0.
-    let settings = unsafe { &mut *SETTINGS.0.get() };
-    settings.0 = match target {
-        ParsedTarget::Stderr => Kind::Stderr,
-        ParsedTarget::Syslog => Kind::Syslog,
-        ParsedTarget::File(path) => {
-            settings.1[..path.len()].copy_from_slice(path);
-            Kind::File
-        }
-    };
+    // SAFETY: no thread reads the word while the level is 0.
+    unsafe { (&mut *TARGET.0.get())[..target.len()].copy_from_slice(target) };
     LEVEL.store(level, Ordering::Release);
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum ParsedTarget<'a> {
-    Stderr,
-    Syslog,
-    File(&'a [u8]),
 }
 
 /// Parses words that are separated by commas. Targets: `stderr` (the default), `syslog`, or an
 /// absolute path. `1` is the default level; `2` or `all` adds expected errors; `connections` adds
 /// connections that are made, and the time; `time` adds the time. Returns the level and the target,
 /// or `None` if nothing is to be logged. Fails with the first word that is invalid.
-fn parse(value: &[u8]) -> Result<Option<(u8, ParsedTarget<'_>)>, &[u8]> {
-    let (mut level, mut target) = (FAILURES, ParsedTarget::Stderr);
+fn parse(value: &[u8]) -> Result<Option<(u8, &[u8])>, &[u8]> {
+    let (mut level, mut target) = (FAILURES, &b"stderr"[..]);
     if matches!(value, b"" | b"0") {
         return Ok(None);
     }
@@ -102,9 +70,8 @@ fn parse(value: &[u8]) -> Result<Option<(u8, ParsedTarget<'_>)>, &[u8]> {
             b"2" | b"all" => level |= ALL,
             b"connections" => level |= CONNECTIONS | TIME,
             b"time" => level |= TIME,
-            b"stderr" => target = ParsedTarget::Stderr,
-            b"syslog" => target = ParsedTarget::Syslog,
-            [b'/', ..] if word.len() < MAX_PATH => target = ParsedTarget::File(word),
+            b"stderr" | b"syslog" => target = word,
+            [b'/', ..] if word.len() < MAX_PATH => target = word,
             _ => return Err(word),
         }
     }
@@ -133,16 +100,12 @@ pub fn shows_time() -> bool {
     LEVEL.load(Ordering::Relaxed) & TIME != 0
 }
 
-/// Returns the destination of log lines. The caller has checked that logging is on.
-pub fn target() -> Target {
+/// Returns the destination of log lines: `syslog`, an absolute path, or another text for standard
+/// error. The caller has checked that logging is on, or is loading the library.
+pub fn target() -> &'static CStr {
     LEVEL.load(Ordering::Acquire);
-    // SAFETY: logging is on, so the settings are never written again.
-    let settings = unsafe { &*SETTINGS.0.get() };
-    match settings.0 {
-        Kind::Stderr => Target::Stderr,
-        Kind::Syslog => Target::Syslog,
-        Kind::File => Target::File(CStr::from_bytes_until_nul(&settings.1).unwrap_or_default()),
-    }
+    // SAFETY: the library is being loaded, or logging is on and the word is never written again.
+    CStr::from_bytes_until_nul(unsafe { &*TARGET.0.get() }).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -158,13 +121,13 @@ mod tests {
             assert_eq!(parse(value.as_bytes()), Err(word.as_bytes()));
         }
         let parsed = |value: &'static str| parse(value.as_bytes()).unwrap().unwrap();
-        assert_eq!(parsed("1"), (FAILURES, ParsedTarget::Stderr));
-        assert_eq!(parsed("stderr"), (FAILURES, ParsedTarget::Stderr));
-        assert_eq!(parsed("2"), (FAILURES | ALL, ParsedTarget::Stderr));
-        assert_eq!(parsed("all,syslog"), (FAILURES | ALL, ParsedTarget::Syslog));
-        assert_eq!(parsed("/tmp/x"), (FAILURES, ParsedTarget::File(b"/tmp/x")));
-        assert_eq!(parsed("connections,/tmp/x"), (FAILURES | CONNECTIONS | TIME, ParsedTarget::File(b"/tmp/x")));
-        assert_eq!(parsed("time"), (FAILURES | TIME, ParsedTarget::Stderr));
+        assert_eq!(parsed("1"), (FAILURES, &b"stderr"[..]));
+        assert_eq!(parsed("stderr"), (FAILURES, &b"stderr"[..]));
+        assert_eq!(parsed("2"), (FAILURES | ALL, &b"stderr"[..]));
+        assert_eq!(parsed("all,syslog"), (FAILURES | ALL, &b"syslog"[..]));
+        assert_eq!(parsed("/tmp/x"), (FAILURES, &b"/tmp/x"[..]));
+        assert_eq!(parsed("connections,/tmp/x"), (FAILURES | CONNECTIONS | TIME, &b"/tmp/x"[..]));
+        assert_eq!(parsed("time"), (FAILURES | TIME, &b"stderr"[..]));
         assert!(parse(&[b'/'; MAX_PATH]).is_err());
     }
 }

@@ -275,7 +275,7 @@ pub fn overwrite(storage: &mut sockaddr_storage, bytes: &[u8]) {
 }
 
 /// Returns a storage of zeros.
-pub fn zeroed() -> sockaddr_storage {
+pub const fn zeroed() -> sockaddr_storage {
     // SAFETY: all zeros are a valid sockaddr_storage.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
