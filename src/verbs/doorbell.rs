@@ -14,55 +14,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::errno::{Errno, Result};
 use crate::os::cancel;
+use crate::os::uapi::{
+    IB_USER_VERBS_CMD_POST_SEND, RDMA_DRIVER_RXE, RDMA_DRIVER_SIW, UVERBS_ATTR_CORE_IN, UVERBS_ATTR_CORE_OUT,
+    UVERBS_ATTR_F_MANDATORY, UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_INVOKE_WRITE, UVERBS_OBJECT_DEVICE, ib_uverbs_attr,
+    ib_uverbs_attr__bindgen_ty_2, ib_uverbs_ioctl_hdr, ib_uverbs_post_send, ib_uverbs_send_wr, rdma_driver_id,
+};
 use crate::verbs::{ibv_context, ibv_qp};
-
-/// `struct ib_uverbs_post_send` without work requests, which are in the queue.
-#[repr(C)]
-struct PostSend {
-    response: u64,
-    qp_handle: u32,
-    wr_count: u32,
-    sge_count: u32,
-    wqe_size: u32,
-}
-
-/// `struct ib_uverbs_attr`.
-#[repr(C)]
-struct Attribute {
-    id: u16,
-    len: u16,
-    flags: u16,
-    reserved: u16,
-    data: u64,
-}
 
 /// `struct ib_uverbs_ioctl_hdr` with three attributes.
 #[repr(C)]
 struct Call {
-    length: u16,
-    object: u16,
-    method: u16,
-    attributes: u16,
-    reserved1: u64,
-    driver: u32,
-    reserved2: u32,
-    list: [Attribute; 3],
+    header: ib_uverbs_ioctl_hdr,
+    attributes: [ib_uverbs_attr; 3],
 }
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, …)` with a structure of 24 bytes.
 const RDMA_VERBS_IOCTL: libc::Ioctl = 0xC018_1B01_u32 as libc::Ioctl;
-const UVERBS_OBJECT_DEVICE: u16 = 0;
-const UVERBS_METHOD_INVOKE_WRITE: u16 = 0;
-const UVERBS_ATTR_CORE_IN: u16 = 0;
-const UVERBS_ATTR_CORE_OUT: u16 = 1;
-const UVERBS_ATTR_WRITE_CMD: u16 = 2;
-const MANDATORY: u16 = 1;
-const POST_SEND: u64 = 28;
-/// At least the size of `struct ib_uverbs_send_wr`, which the kernel checks.
-const WORK: u32 = 128;
-/// `RDMA_DRIVER_RXE`, `RDMA_DRIVER_SIW`: the drivers with such a doorbell. The kernel requires the
-/// driver's number in the call.
-const DRIVERS: [u32; 2] = [14, 18];
+/// The drivers with such a doorbell. The kernel requires the driver's number in the call.
+const DRIVERS: [rdma_driver_id; 2] = [RDMA_DRIVER_RXE, RDMA_DRIVER_SIW];
 
 /// Providers that notify their devices through memory, without a system call.
 const SILENT: [&str; 13] = [
@@ -162,27 +131,33 @@ fn is_refused(result: c_int) -> bool {
 unsafe fn ring(qp: NonNull<ibv_qp>) -> Result<()> {
     // SAFETY: `qp` is live: guaranteed by the caller.
     let (file, handle) = unsafe { ((*(*qp.as_ptr()).context).cmd_fd, (*qp.as_ptr()).handle) };
-    let command = PostSend { response: 0, qp_handle: handle, wr_count: 0, sge_count: 0, wqe_size: WORK };
+    // No work requests: they are in the queue. The kernel checks the size of one.
+    let wqe_size = size_of::<ib_uverbs_send_wr>() as u32;
+    let command = ib_uverbs_post_send { qp_handle: handle, wqe_size, ..Default::default() };
     let mut first_bad = 0_u32;
-    let list = [
-        (UVERBS_ATTR_CORE_IN, size_of::<PostSend>(), (&raw const command) as u64),
+    let attributes = [
+        (UVERBS_ATTR_CORE_IN, size_of_val(&command), (&raw const command) as u64),
         (UVERBS_ATTR_CORE_OUT, size_of::<u32>(), (&raw mut first_bad) as u64),
         // The attribute has the value itself instead of an address.
-        (UVERBS_ATTR_WRITE_CMD, size_of::<u64>(), POST_SEND),
+        (UVERBS_ATTR_WRITE_CMD, size_of::<u64>(), IB_USER_VERBS_CMD_POST_SEND.into()),
     ];
-    let list = list.map(|(id, len, data)| Attribute { id, len: len as u16, flags: MANDATORY, reserved: 0, data });
-    let mut call = Call {
+    let attributes = attributes.map(|(id, len, data)| ib_uverbs_attr {
+        attr_id: id as u16,
+        len: len as u16,
+        flags: UVERBS_ATTR_F_MANDATORY as u16,
+        __bindgen_anon_1: ib_uverbs_attr__bindgen_ty_2 { data },
+        ..Default::default()
+    });
+    let header = ib_uverbs_ioctl_hdr {
         length: size_of::<Call>() as u16,
-        object: UVERBS_OBJECT_DEVICE,
-        method: UVERBS_METHOD_INVOKE_WRITE,
-        attributes: list.len() as u16,
-        reserved1: 0,
-        driver: 0,
-        reserved2: 0,
-        list,
+        object_id: UVERBS_OBJECT_DEVICE as u16,
+        method_id: UVERBS_METHOD_INVOKE_WRITE as u16,
+        num_attrs: attributes.len() as u16,
+        ..Default::default()
     };
+    let mut call = Call { header, attributes };
     for driver in DRIVERS {
-        call.driver = driver;
+        call.header.driver_id = driver;
         // SAFETY: the file is open as long as its context; the structures have the lengths that
         // they state.
         if unsafe { libc::ioctl(file, RDMA_VERBS_IOCTL, &raw mut call) } == 0 {
