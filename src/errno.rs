@@ -17,14 +17,8 @@ macro_rules! values {
     ($($name:ident)*) => {
         impl Errno {
             $(#[doc = concat!("errno(3): ", stringify!($name), ".")] pub const $name: Errno = Errno(libc::$name);)*
-        }
-    };
-}
 
-macro_rules! names {
-    ($($name:ident)*) => {
-        impl Errno {
-            /// Returns the symbolic name, or `None` if the value is not listed in `names!`.
+            /// Returns the symbolic name, or `None` if the value is not listed in `values!`.
             fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $(libc::$name => Some(stringify!($name)),)*
@@ -35,14 +29,7 @@ macro_rules! names {
     };
 }
 
-// The values that this library itself returns or compares with.
 values! {
-    EACCES EADDRINUSE EADDRNOTAVAIL EAFNOSUPPORT EAGAIN EALREADY EBADF EBUSY ECONNABORTED ECONNREFUSED ECONNRESET
-    EDOM EEXIST EFAULT EINPROGRESS EINTR EINVAL EIO EISCONN EMFILE EMSGSIZE ENETDOWN ENETUNREACH ENFILE ENODATA ENODEV ENOENT
-    ENOMEM ENOSYS ENOTCONN ENOTSUP EOPNOTSUPP EPERM EPIPE EPROTO ETIMEDOUT
-}
-
-names! {
     EPERM ENOENT ESRCH EINTR EIO ENXIO E2BIG ENOEXEC EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST EXDEV
     ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY EFBIG ENOSPC ESPIPE EROFS EPIPE EDOM ERANGE EDEADLK ENAMETOOLONG
     ENOLCK ENOSYS ENOTEMPTY ELOOP ENOMSG ENODATA ETIME ENOLINK EPROTO EBADMSG EOVERFLOW EILSEQ ENOTSOCK EDESTADDRREQ
@@ -52,6 +39,9 @@ names! {
 }
 
 impl Errno {
+    /// errno(3): ENOTSUP, which Linux calls EOPNOTSUPP.
+    pub const ENOTSUP: Errno = Errno::EOPNOTSUPP;
+
     /// Runs `call` and restores the thread's errno if `call` succeeds.
     #[inline]
     pub fn keeping<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {

@@ -16,7 +16,7 @@ impl<const N: usize> FixedString<N> {
     /// Formats `text`. Fails with `ENAMETOOLONG` if it does not fit.
     pub fn new(text: fmt::Arguments<'_>) -> Result<FixedString<N>> {
         let mut out = FixedString::empty();
-        out.write_fmt(text).map_err(|_| Errno::new(libc::ENAMETOOLONG))?;
+        out.write_fmt(text).map_err(|_| Errno::ENAMETOOLONG)?;
         Ok(out)
     }
 
