@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::ptr::{self, NonNull};
 
 use crate::errno::{Errno, Result};
-use crate::os::sockaddr::inet;
+use crate::os::sockaddr::{SockAddr, inet};
 use crate::os::text::FixedString;
 use crate::verbs::{self, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry};
 
@@ -48,8 +48,10 @@ pub unsafe fn index(
         let is_it = unsafe { entry.gid.raw } == gid;
         is_it.then_some(Entry { index, kind: entry.gid_type, interface: entry.ndev_ifindex })
     });
-    // SAFETY: the context is open: guaranteed by the caller.
-    let usual = unsafe { kind_of(context, port) };
+    // SAFETY: the context is open: guaranteed by the caller, so its device exists; libibverbs
+    // terminates the device's name.
+    let device = unsafe { CStr::from_ptr((*(*context.as_ptr()).device).name.as_ptr()) };
+    let usual = usual_kind("/sys/kernel/config/rdma_cm", device, port);
     choose(found, |interface| has(interface, local), usual).ok_or(Errno::EADDRNOTAVAIL)
 }
 
@@ -67,16 +69,6 @@ unsafe fn entry_at(context: NonNull<ibv_context>, port: u8, index: u8) -> Option
         verbs::_ibv_query_gid_ex(context.as_ptr(), port, index, &raw mut entry, 0, size_of::<ibv_gid_entry>())
     };
     (result == 0).then_some(entry)
-}
-
-/// Returns the RoCE version that the connection manager uses on a port of a device.
-///
-/// # Safety
-/// `context` is open.
-unsafe fn kind_of(context: NonNull<ibv_context>, port: u8) -> u32 {
-    // SAFETY: the context is open, so its device exists; libibverbs terminates the device's name.
-    let device = unsafe { CStr::from_ptr((*(*context.as_ptr()).device).name.as_ptr()) };
-    usual_kind("/sys/kernel/config/rdma_cm", device, port)
 }
 
 /// Returns the index of the first entry of one of our interfaces (`is_ours`) with the RoCE version
@@ -106,7 +98,7 @@ fn has(interface: u32, address: &SocketAddr) -> bool {
 fn has_ip(interface: u32, ip: IpAddr) -> bool {
     let mut list = ptr::null_mut();
     // SAFETY: `list` is writable, and its entries are valid until it is freed. An address has the
-    // length of its family's structure, and IP addresses fit in a sockaddr_storage.
+    // length of its family's structure.
     unsafe {
         if libc::getifaddrs(&raw mut list) != 0 {
             return false;
@@ -125,17 +117,9 @@ fn has_ip(interface: u32, ip: IpAddr) -> bool {
 /// # Safety
 /// `address` is NULL, or points to a socket address with all the bytes of its family's structure.
 unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: NULL or a readable address: guaranteed by the caller.
-    let len = match i32::from(unsafe { address.as_ref() }?.sa_family) {
-        libc::AF_INET => size_of::<libc::sockaddr_in>(),
-        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
-        _ => return None,
-    };
-    let mut storage = crate::os::sockaddr::zeroed();
-    // SAFETY: `len` bytes at `address` are readable, as the family's structure is that long; a
-    // sockaddr_storage is at least as long.
-    unsafe { ptr::copy_nonoverlapping(address.cast::<u8>(), (&raw mut storage).cast::<u8>(), len) };
-    inet(&storage).map(|full| full.ip())
+    // SAFETY: NULL, or complete for its family: guaranteed by the caller.
+    let address = unsafe { SockAddr::from_nullable(address) }.ok()??;
+    inet(address.storage()).map(|full| full.ip())
 }
 
 /// Returns the RoCE version that the connection manager uses on a port.

@@ -38,7 +38,7 @@ macro_rules! operation {
         extension($context, offset_of!(verbs_context, $name))
             // `extension` found the member present.
             .and_then(|extended| (*extended.as_ptr()).$name)
-            .ok_or(Errno::new(libc::EOPNOTSUPP))
+            .ok_or(Errno::EOPNOTSUPP)
     };
 }
 
@@ -78,7 +78,11 @@ impl DeviceList {
     pub fn new() -> Result<DeviceList> {
         static INITIALIZED: AtomicBool = AtomicBool::new(false);
         if !INITIALIZED.load(Ordering::Relaxed) {
-            need_descriptors()?;
+            // libibverbs initializes itself as a part of making the first list, once in a process: if
+            // that fails, or a driver cannot be loaded, it never finds the devices in this process.
+            // It has at most a folder, and a file in it or a library, open at a time: two
+            // descriptors suffice for rdma-core 44.0 and 65.0.
+            let _spare = [EventFd::new()?, EventFd::new()?];
             INITIALIZED.store(true, Ordering::Relaxed);
         }
         let mut len = 0;
@@ -93,16 +97,6 @@ impl DeviceList {
         // SAFETY: libibverbs returned `len` pointers, which are valid as long as the list.
         unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.len) }
     }
-}
-
-/// Fails with `EMFILE` or `ENFILE` if libibverbs may lack descriptors for its initialization, which
-/// is a part of making the first list. libibverbs initializes itself once in a process: if that
-/// fails, or a driver cannot be loaded, it never finds the devices in this process.
-fn need_descriptors() -> Result<()> {
-    // libibverbs has at most a folder, and a file in it or a library, open at a time: two
-    // descriptors suffice for rdma-core 44.0 and 65.0.
-    let _spare = [EventFd::new()?, EventFd::new()?];
-    Ok(())
 }
 
 impl Drop for DeviceList {
@@ -176,18 +170,12 @@ pub unsafe fn open(device: *mut ibv_device) -> Result<NonNull<ibv_context>> {
 }
 
 /// # Safety
-/// `context` is open.
-unsafe fn descriptors(context: NonNull<ibv_context>) -> [c_int; 2] {
-    // SAFETY: `context` is open: guaranteed by the caller.
-    unsafe { [(*context.as_ptr()).cmd_fd, (*context.as_ptr()).async_fd] }
-}
-
-/// # Safety
 /// `context` is open, and is not used any more.
 pub unsafe fn close(context: NonNull<ibv_context>) {
     // SAFETY: `context` is not used any more: guaranteed by the caller. An error cannot be handled.
     unsafe {
-        descriptors(context).into_iter().for_each(library_fds::unmark);
+        library_fds::unmark((*context.as_ptr()).cmd_fd);
+        library_fds::unmark((*context.as_ptr()).async_fd);
         ibv_close_device(context.as_ptr())
     };
 }

@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
-use std::mem::{MaybeUninit, zeroed};
+use std::mem::{MaybeUninit, offset_of, zeroed};
 use std::ops::Range;
 use std::process;
 use std::ptr::{self, NonNull};
@@ -68,8 +68,14 @@ impl CompletionChannel {
     /// # Safety
     /// The context stays open for as long as the result lives.
     pub unsafe fn new(context: NonNull<ibv_context>) -> Result<CompletionChannel> {
+        // Channels use the vectors in turn, which spreads the interrupts of many connections over the
+        // CPUs; processes start at different vectors.
+        static TURN: AtomicU32 = AtomicU32::new(0);
         // SAFETY: the context is open: guaranteed by the caller.
-        unsafe { Ok(CompletionChannel { channel: verbs::create_comp_channel(context)?, vector: next_vector(context) }) }
+        let (channel, vectors) =
+            unsafe { (verbs::create_comp_channel(context)?, (*context.as_ptr()).num_comp_vectors) };
+        let turn = TURN.fetch_add(1, Ordering::Relaxed).wrapping_add(process::id());
+        Ok(CompletionChannel { channel, vector: vector_of(vectors, turn) })
     }
 
     /// Returns the descriptor, which is readable when there is an event.
@@ -102,18 +108,6 @@ impl Drop for CompletionChannel {
         // SAFETY: the owner has dropped the channel's CQs, and no thread waits in the channel.
         unsafe { verbs::end_comp_channel(self.channel) };
     }
-}
-
-/// Returns the next channel's completion vector. Channels use the vectors in turn, which spreads
-/// the interrupts of many connections over the CPUs; processes start at different vectors.
-///
-/// # Safety
-/// `context` is open.
-unsafe fn next_vector(context: NonNull<ibv_context>) -> c_int {
-    static TURN: AtomicU32 = AtomicU32::new(0);
-    // SAFETY: `context` is open: guaranteed by the caller.
-    let vectors = unsafe { (*context.as_ptr()).num_comp_vectors };
-    vector_of(vectors, TURN.fetch_add(1, Ordering::Relaxed).wrapping_add(process::id()))
 }
 
 fn vector_of(vectors: c_int, turn: u32) -> c_int {
@@ -167,13 +161,12 @@ impl CompletionQueue {
     /// Requests an event for the next completion.
     #[inline]
     pub fn arm(&self) -> Result<()> {
-        // SAFETY: the CQ is live, and its context is open.
-        let result = unsafe {
-            // `new` has checked that the function exists.
+        // SAFETY: the CQ is live, and its context is open. `new` has checked that the function
+        // exists.
+        verbs::check(|| unsafe {
             let arm = (*(*self.cq.as_ptr()).context).ops.req_notify_cq.unwrap_unchecked();
-            disabled(|| arm(self.cq.as_ptr(), 0))
-        };
-        if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+            arm(self.cq.as_ptr(), 0)
+        })
     }
 
     /// Counts an event if it belongs to this CQ. Returns whether it does.
@@ -337,9 +330,8 @@ impl MemoryRegion {
             access |= verbs::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         }
         // SAFETY: the PD is live: guaranteed by the caller; the kernel rejects a bad address.
-        let mr = disabled(|| unsafe { verbs::ibv_reg_mr(pd.as_ptr(), start.as_ptr().cast(), len, access as c_int) });
-        let mr = NonNull::new(mr).ok_or_else(Errno::last)?;
-        Ok(MemoryRegion { mr, pages: None })
+        let register = || unsafe { verbs::ibv_reg_mr(pd.as_ptr(), start.as_ptr().cast(), len, access as c_int) };
+        Ok(MemoryRegion { mr: verbs::pointer(register)?, pages: None })
     }
 
     /// Returns the address of the first byte.
@@ -426,7 +418,8 @@ impl Opcode {
     }
 }
 
-/// A scatter/gather element: bytes in local memory.
+/// A scatter/gather element: bytes in local memory. Has the layout of `struct ibv_sge`.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sge {
     /// Address.
@@ -437,6 +430,8 @@ pub struct Sge {
     pub lkey: u32,
 }
 
+const _: () = assert!(size_of::<Sge>() == size_of::<ibv_sge>() && offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
+
 /// Posts work requests as one chain. A failure ends the connection, because it is unknown how many
 /// requests were posted.
 ///
@@ -445,10 +440,8 @@ pub struct Sge {
 #[inline]
 pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N]) -> Result<()> {
     let mut requests = [const { MaybeUninit::<ibv_send_wr>::uninit() }; N];
-    let mut lists = [const { MaybeUninit::<[ibv_sge; 2]>::uninit() }; N];
     let mut next = ptr::null_mut();
-    for ((item, request), list) in work.iter().zip(&mut requests).zip(&mut lists).rev() {
-        let list = list.write(item.sg_list.map(|sge| ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey }));
+    for (item, request) in work.iter().zip(&mut requests).rev() {
         let count = item.sg_list.iter().take_while(|sge| sge.len > 0).count() as c_int;
         let (opcode, imm, num_sge) = match item.opcode {
             Opcode::Write => (verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0, count),
@@ -466,7 +459,8 @@ pub unsafe fn post_send<const N: usize>(qp: NonNull<ibv_qp>, work: &[SendWr; N])
         unsafe {
             (&raw mut (*request).wr_id).write(item.wr_id);
             (&raw mut (*request).next).write(next);
-            (&raw mut (*request).sg_list).write(list.as_mut_ptr());
+            // Providers only read the list.
+            (&raw mut (*request).sg_list).write(item.sg_list.as_ptr().cast_mut().cast());
             (&raw mut (*request).num_sge).write(num_sge);
             (&raw mut (*request).opcode).write(opcode);
             (&raw mut (*request).send_flags).write(signaled | inline);
@@ -552,15 +546,14 @@ const BATCH: usize = 64;
 /// completion.
 pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: Range<u32>, buffer_of: impl Fn(u32) -> Sge) -> Result<()> {
     let mut requests = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; BATCH];
-    let mut lists = [const { MaybeUninit::<ibv_sge>::uninit() }; BATCH];
+    let mut lists = [const { MaybeUninit::<Sge>::uninit() }; BATCH];
     let mut start = slots.start;
     while start < slots.end {
         let end = slots.end.min(start + BATCH as u32);
         let (mut next, mut slot) = (ptr::null_mut(), end);
         for (request, list) in requests.iter_mut().zip(&mut lists).take((end - start) as usize) {
             slot -= 1;
-            let sge = buffer_of(slot);
-            let sg_list = list.write(ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey });
+            let sg_list = ptr::from_mut(list.write(buffer_of(slot))).cast();
             next = request.write(ibv_recv_wr { wr_id: RECV_WR_ID_FLAG | u64::from(slot), next, sg_list, num_sge: 1 });
         }
         // SAFETY: the QP is live and the memory as described: guaranteed by the caller. The chain
@@ -573,7 +566,7 @@ pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slots: Range<u32>, buffer_of: impl 
 
 /// # Safety
 /// `qp` is live, and `first` is the head of a chain of valid work requests.
-unsafe fn post_recv_chain(qp: NonNull<ibv_qp>, first: *mut ibv_recv_wr) -> Result<()> {
+pub(super) unsafe fn post_recv_chain(qp: NonNull<ibv_qp>, first: *mut ibv_recv_wr) -> Result<()> {
     let mut bad = ptr::null_mut();
     // SAFETY: the QP and the chain are valid: guaranteed by the caller.
     let result = unsafe {

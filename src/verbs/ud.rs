@@ -8,7 +8,7 @@ use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_UDP_QKEY, ibv_sa_path_rec};
 use crate::verbs::doorbell;
 use crate::verbs::gid;
-use crate::verbs::rc::RECV_WR_ID_FLAG;
+use crate::verbs::rc::{RECV_WR_ID_FLAG, post_recv_chain};
 use crate::verbs::{
     self, IBV_LINK_LAYER_ETHERNET, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr,
     ibv_sge,
@@ -45,8 +45,7 @@ impl AddressHandle {
         let mut attr = unsafe { attributes(context, port, path, local)? };
         // SAFETY: the PD is live: guaranteed by the caller; the attributes live until the call
         // returns.
-        let handle = unsafe { verbs::ibv_create_ah(pd.as_ptr(), &raw mut attr) };
-        NonNull::new(handle).map(AddressHandle).ok_or_else(Errno::last)
+        verbs::pointer(|| unsafe { verbs::ibv_create_ah(pd.as_ptr(), &raw mut attr) }).map(AddressHandle)
     }
 }
 
@@ -134,17 +133,9 @@ pub unsafe fn post_send(
 /// until the completion.
 pub unsafe fn post_recv(qp: NonNull<ibv_qp>, slot: u32, into: [(NonNull<u8>, u32); 2], lkey: u32) -> Result<()> {
     let mut sges = into.map(|(start, length)| ibv_sge { addr: start.as_ptr() as u64, length, lkey });
-    // SAFETY: all zeros are a valid work request.
-    let mut request: ibv_recv_wr = unsafe { zeroed() };
-    request.wr_id = RECV_WR_ID_FLAG | u64::from(slot);
-    request.sg_list = sges.as_mut_ptr();
-    request.num_sge = sges.len() as i32;
-    let mut bad = ptr::null_mut();
+    let (wr_id, num_sge) = (RECV_WR_ID_FLAG | u64::from(slot), sges.len() as i32);
+    let mut request = ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: sges.as_mut_ptr(), num_sge };
     // SAFETY: the QP and the memory are as described: guaranteed by the caller. The request lives
     // until the call returns.
-    let result = unsafe {
-        let post = (*(*qp.as_ptr()).context).ops.post_recv.ok_or(Errno::ENOSYS)?;
-        post(qp.as_ptr(), &raw mut request, &raw mut bad)
-    };
-    if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
+    unsafe { post_recv_chain(qp, &raw mut request) }
 }
