@@ -47,14 +47,14 @@ impl<T> GlobalLock<T> {
 
     /// Takes the lock unless a thread holds it.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        self.lock.try_lock().ok()
+        self.lock.try_lock()
     }
 
     /// Called before fork(): takes the lock and keeps it until the handlers after fork(). Leaves
     /// the lock alone if this thread holds it (a signal handler that interrupted one of our calls
     /// forks), or if another thread does not release it in time.
     pub fn before_fork(&'static self) {
-        if let Ok(guard) = self.lock.lock_within(FORK_LOCK_TIMEOUT) {
+        if let Some(guard) = self.lock.lock_within(FORK_LOCK_TIMEOUT) {
             // SAFETY: this thread holds the lock.
             unsafe { *self.held.get() = Some(guard) };
         }

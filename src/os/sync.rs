@@ -3,7 +3,7 @@
 //!
 //! [`Lock`] knows which thread holds it. A signal handler may fork while its thread holds a lock
 //! that the fork handlers take. An ordinary lock would deadlock; a `Lock` reports that the thread
-//! holds it already ([`Unavailable::Mine`]). The word contains the holder's number from locking to
+//! holds it already ([`Lock::is_mine`]). The word contains the holder's number from locking to
 //! unlocking, so a handler can tell at any instant. In the child of a fork(), a `Lock` has no trace
 //! of the parent's waiting threads. Locking costs as much as the standard library's lock and
 //! pthread_self(3). The locks that are taken around fork(), and those of rsockets, are `Lock`s.
@@ -12,15 +12,15 @@
 //! signal handler ends it, except that a wait without a deadline continues after a handler with
 //! SA_RESTART.
 //!
-//! [`Mutex`] and [`Condvar`] are the standard library's without poison: the library aborts when it
-//! panics, so no lock is ever poisoned.
+//! [`Mutex`] is the standard library's without poison: the library aborts when it panics, so no
+//! lock is ever poisoned.
 //!
 //! The crate in `tests/models` model-checks mutual exclusion, and that no wake-up is lost
 //! (`scripts/check loom`). There the standard library's types and the atomics are loom's.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::{PoisonError, TryLockError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use self::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -57,15 +57,6 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 // SAFETY: only the value, which is `Send`, may be bound to a thread.
 unsafe impl<T: Send> Send for Lock<T> {}
 
-/// Reasons why the lock was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unavailable {
-    /// This thread holds the lock: the caller is a signal handler that interrupted it.
-    Mine,
-    /// Another thread holds the lock.
-    Taken,
-}
-
 /// Gives access to the value; dropping the guard unlocks.
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
@@ -91,29 +82,22 @@ impl<T> Lock<T> {
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         loop {
-            match self.lock_unless_mine() {
-                Ok(guard) => return guard,
-                Err(_) => wait(&self.word, here(), None),
+            match self.take(FREE, here()).or_else(|| self.lock_slowly(None)) {
+                Some(guard) => return guard,
+                None => wait(&self.word, here(), None),
             }
         }
     }
 
-    /// Waits for the lock. Fails with [`Unavailable::Mine`] if this thread holds it.
-    #[inline]
-    pub fn lock_unless_mine(&self) -> Result<Guard<'_, T>, Unavailable> {
-        self.take(FREE, here()).or_else(|_| self.lock_slowly(None))
+    /// Waits for the lock for at most `time`. Returns `None` after this time, and at once if this
+    /// thread holds the lock.
+    pub fn lock_within(&self, time: Duration) -> Option<Guard<'_, T>> {
+        self.take(FREE, here()).or_else(|| self.lock_slowly(Some(time)))
     }
 
-    /// Like [`lock_unless_mine`](Self::lock_unless_mine), but fails with [`Unavailable::Taken`]
-    /// after `time`.
-    pub fn lock_within(&self, time: Duration) -> Result<Guard<'_, T>, Unavailable> {
-        self.take(FREE, here()).or_else(|_| self.lock_slowly(Some(time)))
-    }
-
-    /// Takes the lock if it is free. Fails with [`Unavailable::Taken`] even if this thread holds
-    /// it.
+    /// Takes the lock; `None` if a thread holds it, also this one.
     #[inline]
-    pub fn try_lock(&self) -> Result<Guard<'_, T>, Unavailable> {
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.take(FREE, here())
     }
 
@@ -146,25 +130,24 @@ impl<T> Lock<T> {
     }
 
     #[inline]
-    fn take(&self, from: u64, to: u64) -> Result<Guard<'_, T>, Unavailable> {
-        match self.word.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Ok(Guard { lock: self }),
-            Err(_) => Err(Unavailable::Taken),
-        }
+    fn take(&self, from: u64, to: u64) -> Option<Guard<'_, T>> {
+        let taken = self.word.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        taken.then(|| Guard { lock: self })
     }
 
+    /// Waits for the lock, for at most `time`. Returns `None` if this thread holds it.
     #[cold]
-    fn lock_slowly(&self, time: Option<Duration>) -> Result<Guard<'_, T>, Unavailable> {
+    fn lock_slowly(&self, time: Option<Duration>) -> Option<Guard<'_, T>> {
         let me = here();
         for _ in 0..LOOKS {
             let word = self.word.load(Ordering::Relaxed);
             if word & !AWAITED == me {
-                return Err(Unavailable::Mine);
+                return None;
             }
             if word == FREE
-                && let Ok(guard) = self.take(FREE, me)
+                && let Some(guard) = self.take(FREE, me)
             {
-                return Ok(guard);
+                return Some(guard);
             }
             if word & AWAITED != 0 {
                 break;
@@ -177,8 +160,8 @@ impl<T> Lock<T> {
             if word == FREE {
                 // More threads may be waiting: the next unlock must wake them.
                 match self.take(FREE, me | AWAITED) {
-                    Ok(guard) => return Ok(guard),
-                    Err(_) => continue,
+                    Some(guard) => return Some(guard),
+                    None => continue,
                 }
             }
             let awaited = word | AWAITED;
@@ -186,7 +169,7 @@ impl<T> Lock<T> {
                 || self.word.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok()
             {
                 match deadline.left() {
-                    Some(Duration::ZERO) => return Err(Unavailable::Taken),
+                    Some(Duration::ZERO) => return None,
                     left => wait(&self.word, awaited, left),
                 }
             }
@@ -507,44 +490,12 @@ impl<T> Mutex<T> {
     /// Takes the lock; `None` if a thread holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        match self.0.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    /// Returns the value; `&mut self` shows that no other thread has access.
-    #[cfg(not(all(test, loom)))]
-    pub fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.0.try_lock().ok()
     }
 }
 
 /// Gives access to the value; dropping the guard unlocks.
 pub type MutexGuard<'a, T> = model::MutexGuard<'a, T>;
-
-/// A condition that threads with a [`Mutex`] wait for.
-#[cfg(not(all(test, loom)))]
-#[derive(Debug, Default)]
-pub struct Condvar(std::sync::Condvar);
-
-#[cfg(not(all(test, loom)))]
-impl Condvar {
-    /// Releases the lock and waits as long as `condition` holds.
-    pub fn wait_while<'a, T>(
-        &self,
-        guard: MutexGuard<'a, T>,
-        condition: impl FnMut(&mut T) -> bool,
-    ) -> MutexGuard<'a, T> {
-        self.0.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Wakes all threads that wait.
-    pub fn notify_all(&self) {
-        self.0.notify_all();
-    }
-}
 
 #[cfg(all(test, not(loom)))]
 mod tests {
@@ -579,19 +530,18 @@ mod tests {
         let lock = Lock::new(());
         let guard = lock.lock();
         assert!(lock.is_mine());
-        assert_eq!(lock.lock_unless_mine().err(), Some(Unavailable::Mine));
-        assert_eq!(lock.lock_within(Duration::MAX).err(), Some(Unavailable::Mine));
-        assert_eq!(lock.try_lock().err(), Some(Unavailable::Taken));
+        assert!(lock.lock_within(Duration::MAX).is_none());
+        assert!(lock.try_lock().is_none());
         thread::scope(|scope| {
             scope.spawn(|| {
                 assert!(!lock.is_mine());
-                assert_eq!(lock.lock_within(Duration::from_millis(1)).err(), Some(Unavailable::Taken));
+                assert!(lock.lock_within(Duration::from_millis(1)).is_none());
             });
         });
         // The bit `AWAITED`, which the waiting thread has set, does not hide the holder.
         assert!(lock.is_mine());
         drop(guard);
-        assert!(!lock.is_mine() && lock.try_lock().is_ok());
+        assert!(!lock.is_mine() && lock.try_lock().is_some());
     }
 
     #[test]

@@ -242,7 +242,7 @@ impl Dgram {
         library_fds::close(self.fd);
         // If a thread of the parent held the lock at the fork, the lock stays held in this process,
         // and the other copies stay open.
-        if let Ok(mut state) = self.state.try_lock() {
+        if let Some(mut state) = self.state.try_lock() {
             for port in mem::take(&mut state.ports) {
                 port.close_copies();
             }
@@ -335,7 +335,7 @@ impl Pollable for Dgram {
 
 impl Service for Dgram {
     fn service(self: Arc<Self>, key: Key) -> bool {
-        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
+        let Some(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
         if state.udp.is_none() {
             return true;
         }

@@ -81,7 +81,7 @@ impl Dgram {
     /// child of the owner, or if another call has locked the socket, possibly one that a signal
     /// handler interrupted.
     pub fn endpoints(&self) -> Option<Endpoints> {
-        let state = self.state.try_lock().ok().filter(|_| self.owner.is_this_process())?;
+        let state = self.state.try_lock().filter(|_| self.owner.is_this_process())?;
         let name = state.udp().ok()?.local_name().ok()?;
         let local = canonical_inet(&name).ok()?;
         let port = match state.ports.as_slice() {

@@ -399,7 +399,7 @@ impl Stream {
         if !self.owner.is_this_process() {
             return;
         }
-        let Ok(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return };
+        let Some(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return };
         // Held data is posted only now, and an adapter may discard it when the process ends: flush
         // it.
         let had_held = Self::has_held(&state);

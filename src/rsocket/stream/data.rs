@@ -47,7 +47,7 @@ impl Stream {
         if flags & !FAST_PATH_FLAGS != 0 || start.is_null() || !self.owner.is_this_process() {
             return Received::Unusual;
         }
-        let Ok(mut guard) = self.state.try_lock() else { return Received::Unusual };
+        let Some(mut guard) = self.state.try_lock() else { return Received::Unusual };
         let thread = guard.holder();
         let state = &mut *guard;
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
@@ -195,7 +195,7 @@ impl Stream {
         if flags & !FAST_PATH_FLAGS != 0 || !self.owner.is_this_process() {
             return false;
         }
-        let Ok(mut state) = self.state.try_lock() else { return false };
+        let Some(mut state) = self.state.try_lock() else { return false };
         let (thread, is_unusual, can_write) = (state.holder(), state.mappings.pending, state.can_write());
         let Some(connection) = state.connection.as_deref_mut() else { return false };
         if is_unusual || !connection.takes_inline(len) {

@@ -88,8 +88,8 @@ impl Stream {
             return Err(POLLNVAL);
         }
         let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(_) => self.lock_to_poll_slowly()?,
+            Some(state) => state,
+            None => self.lock_to_poll_slowly()?,
         };
         if wanted & IN != 0 {
             self.flush_before_read(&mut state);
@@ -104,7 +104,7 @@ impl Stream {
             if self.in_command.load(Ordering::SeqCst) {
                 return Err(0);
             }
-            if let Ok(state) = self.state.lock_within(LOCK_TIMEOUT) {
+            if let Some(state) = self.state.lock_within(LOCK_TIMEOUT) {
                 return Ok(state);
             }
         }

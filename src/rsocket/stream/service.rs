@@ -69,7 +69,7 @@ impl Stream {
     /// Locks the state for a thread of the reactor. Returns `None` if another thread holds the lock
     /// for long.
     pub(super) fn lock_to_serve(&self) -> Option<Guard<'_>> {
-        self.state.lock_within(LOCK_TIMEOUT).ok()
+        self.state.lock_within(LOCK_TIMEOUT)
     }
 
     /// Handles events. Returns false if the stream is closed, or another thread (maybe in a
@@ -136,7 +136,7 @@ impl Stream {
     /// is taken. Never waits: the caller may hold the lock of another stream.
     pub fn give_memory_back(&self) {
         if self.owner.is_this_process()
-            && let Ok(mut state) = self.state.try_lock()
+            && let Some(mut state) = self.state.try_lock()
             && let Some(connection) = &mut state.connection
         {
             connection.give_memory_back();
@@ -178,7 +178,7 @@ const PAUSE_DOUBLINGS: u32 = 4;
 
 impl Watchable for Stream {
     fn try_lock(&self) -> Option<Guard<'_>> {
-        self.state.try_lock().ok()
+        self.state.try_lock()
     }
 
     #[inline]

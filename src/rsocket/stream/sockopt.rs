@@ -154,7 +154,7 @@ impl Stream {
     /// Returns both addresses and the device, for log lines. Returns `None` if the lock is held:
     /// the calling thread may be in a signal handler that has interrupted the holder.
     pub fn endpoints(&self) -> Option<Endpoints> {
-        let state = self.state.try_lock().ok().filter(|_| self.owner.is_this_process())?;
+        let state = self.state.try_lock().filter(|_| self.owner.is_this_process())?;
         Some(cm::log::endpoints(state.id.as_ref()?.id()))
     }
 }
