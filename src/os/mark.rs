@@ -53,14 +53,14 @@ impl Drop for Mark {
 /// call.
 pub fn begin_fork() {
     if read(Word::Mark) == 0 {
-        write(Word::Mark, FORKS);
+        Words::here().write(Word::Mark, FORKS);
     }
 }
 
 /// Removes the mark of [`begin_fork`] after fork(), in the parent or the child.
 pub fn end_fork() {
     if read(Word::Mark) == FORKS {
-        write(Word::Mark, 0);
+        Words::here().write(Word::Mark, 0);
     }
 }
 
@@ -96,8 +96,37 @@ pub(crate) enum Word {
     Cancel,
 }
 
-/// Handle to the calling thread's words, which finds them once for several accesses.
-pub(crate) use words::Words;
+/// Handle to the calling thread's words, which finds them once for several accesses: their address.
+/// As a pointer is neither `Send` nor `Sync`, it stays in its thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words(*mut usize);
+
+impl Words {
+    #[inline]
+    pub fn here() -> Words {
+        Words(words::address())
+    }
+
+    /// Returns the address of the words, which is different in each thread of the process.
+    #[inline]
+    pub fn address(self) -> usize {
+        self.0.addr()
+    }
+
+    #[inline]
+    pub fn read(self, word: Word) -> usize {
+        // SAFETY: one of the two words of this thread. Only this thread and its signal handlers
+        // access it.
+        unsafe { self.0.add(word as usize).read_volatile() }
+    }
+
+    #[inline]
+    pub fn write(self, word: Word, value: usize) {
+        // SAFETY: one of the two words of this thread. Only this thread and its signal handlers
+        // access it.
+        unsafe { self.0.add(word as usize).write_volatile(value) };
+    }
+}
 
 /// Returns a word of the calling thread.
 #[inline]
@@ -105,17 +134,9 @@ pub(crate) fn read(word: Word) -> usize {
     Words::here().read(word)
 }
 
-/// Changes a word of the calling thread.
-#[inline]
-pub(crate) fn write(word: Word, value: usize) {
-    Words::here().write(word, value);
-}
-
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(all(test, loom))))]
 mod words {
     use std::arch::{asm, global_asm};
-
-    use super::Word;
 
     global_asm!(
         ".pushsection .tbss.rdmacm_words, \"awT\", %nobits",
@@ -129,12 +150,8 @@ mod words {
         ".popsection",
     );
 
-    /// The address of the words. As a pointer is neither `Send` nor `Sync`, it stays in its thread.
-    #[derive(Clone, Copy, Debug)]
-    pub struct Words(*mut usize);
-
     #[inline]
-    fn words() -> *mut usize {
+    pub fn address() -> *mut usize {
         let words: *mut usize;
         #[cfg(target_arch = "x86_64")]
         // SAFETY: only reads the thread pointer, and the offset of the words from it.
@@ -161,68 +178,19 @@ mod words {
         }
         words
     }
-
-    impl Words {
-        #[inline]
-        pub fn here() -> Words {
-            Words(words())
-        }
-
-        /// Returns the address of the words, which is different in each thread of the process.
-        #[inline]
-        pub fn address(self) -> usize {
-            self.0.addr()
-        }
-
-        #[inline]
-        pub(crate) fn read(self, word: Word) -> usize {
-            // SAFETY: one of the two words of this thread. Only this thread and its signal handlers
-            // access it.
-            unsafe { self.0.add(word as usize).read_volatile() }
-        }
-
-        #[inline]
-        pub(crate) fn write(self, word: Word, value: usize) {
-            // SAFETY: one of the two words of this thread. Only this thread and its signal handlers
-            // access it.
-            unsafe { self.0.add(word as usize).write_volatile(value) };
-        }
-    }
 }
 
 #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(all(test, loom)))))]
 mod words {
     use std::cell::Cell;
 
-    use super::Word;
-
-    #[derive(Clone, Copy, Debug)]
-    pub struct Words;
-
     std::thread_local! {
         static WORDS: [Cell<usize>; 2] = const { [const { Cell::new(0) }; 2] };
     }
 
-    impl Words {
-        #[inline]
-        pub fn here() -> Words {
-            Words
-        }
-
-        #[inline]
-        pub fn address(self) -> usize {
-            WORDS.with(|words| std::ptr::from_ref(words).addr())
-        }
-
-        #[inline]
-        pub(crate) fn read(self, word: Word) -> usize {
-            WORDS.with(|words| words[word as usize].get())
-        }
-
-        #[inline]
-        pub(crate) fn write(self, word: Word, value: usize) {
-            WORDS.with(|words| words[word as usize].set(value));
-        }
+    #[inline]
+    pub fn address() -> *mut usize {
+        WORDS.with(|words| words.as_ptr().cast::<usize>().cast_mut())
     }
 }
 
