@@ -45,10 +45,7 @@ pub fn len_of_family(family: c_int) -> Option<usize> {
 
 /// A validated address: AF_INET, AF_INET6 or AF_IB.
 #[derive(Clone, Copy)]
-pub struct SockAddr {
-    storage: sockaddr_storage,
-    len: u16,
-}
+pub struct SockAddr(sockaddr_storage);
 
 /// A reference to an address of a program, which is read only when it is needed.
 #[derive(Clone, Copy)]
@@ -88,7 +85,7 @@ impl SockAddr {
         let mut storage = zeroed();
         // SAFETY: `len` bytes are readable: guaranteed by the caller. A sockaddr_storage is longer.
         unsafe { ptr::copy_nonoverlapping(addr.as_ptr().cast::<u8>(), (&raw mut storage).cast::<u8>(), len) };
-        Ok(SockAddr { storage, len: len as u16 })
+        Ok(SockAddr(storage))
     }
 
     /// Copies an address without its padding. Fails with `EINVAL` if its family is not AF_INET,
@@ -105,7 +102,7 @@ impl SockAddr {
         let address = len_of_family(family).and_then(|len| bytes.get(..len)).ok_or(Errno::EINVAL)?;
         let mut storage = zeroed();
         overwrite(&mut storage, address);
-        Ok(SockAddr { storage, len: address.len() as u16 })
+        Ok(SockAddr(storage))
     }
 
     /// Like [`from_c`](Self::from_c), but returns `None` for NULL.
@@ -125,7 +122,7 @@ impl SockAddr {
         let mut storage = zeroed();
         // SAFETY: sockaddr_ib is smaller than sockaddr_storage, which is aligned for any address.
         unsafe { (&raw mut storage).cast::<SockaddrIb>().write(*ib) };
-        SockAddr { storage, len: size_of::<SockaddrIb>() as u16 }
+        SockAddr(storage)
     }
 
     /// Returns an AF_INET or AF_INET6 address.
@@ -133,14 +130,13 @@ impl SockAddr {
         let mut storage = zeroed();
         let place = &raw mut storage;
         // SAFETY: the storage is large enough and aligned for either structure.
-        let len = unsafe {
+        unsafe {
             match address {
                 SocketAddr::V4(v4) => {
                     let place = place.cast::<sockaddr_in>();
                     (*place).sin_family = AF_INET as libc::sa_family_t;
                     (*place).sin_port = v4.port().to_be();
                     (*place).sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
-                    size_of::<sockaddr_in>()
                 }
                 SocketAddr::V6(v6) => {
                     let place = place.cast::<sockaddr_in6>();
@@ -149,17 +145,16 @@ impl SockAddr {
                     (*place).sin6_flowinfo = v6.flowinfo().to_be();
                     (*place).sin6_addr.s6_addr = v6.ip().octets();
                     (*place).sin6_scope_id = v6.scope_id();
-                    size_of::<sockaddr_in6>()
                 }
             }
-        };
-        SockAddr { storage, len: len as u16 }
+        }
+        SockAddr(storage)
     }
 
     /// Returns an IPv4-mapped IPv6 address as an IPv4 address, and others unchanged: the connection
     /// manager reaches the peer by this address.
     pub fn canonical(&self) -> SockAddr {
-        match canonical_inet(&self.storage) {
+        match canonical_inet(&self.0) {
             Ok(v4 @ SocketAddr::V4(_)) => SockAddr::from_inet(&v4),
             _ => *self,
         }
@@ -167,12 +162,12 @@ impl SockAddr {
 
     /// Returns the address family.
     pub fn family(&self) -> c_int {
-        c_int::from(self.storage.ss_family)
+        c_int::from(self.0.ss_family)
     }
 
     /// Returns the length in bytes of the family's structure.
     pub fn len(&self) -> u16 {
-        self.len
+        len_of_family(self.family()).unwrap_or_default() as u16
     }
 
     /// Always false: every address has a family.
@@ -182,13 +177,13 @@ impl SockAddr {
 
     /// Returns the whole storage; the bytes after the address are 0.
     pub fn storage(&self) -> &sockaddr_storage {
-        &self.storage
+        &self.0
     }
 
     /// Returns the bytes of the address.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` is at most the size of the storage, all of which is initialised.
-        unsafe { std::slice::from_raw_parts((&raw const self.storage).cast(), usize::from(self.len)) }
+        // SAFETY: the length is at most the size of the storage, all of which is initialised.
+        unsafe { std::slice::from_raw_parts((&raw const self.0).cast(), usize::from(self.len())) }
     }
 
     /// Returns whether this is the wildcard address of the family.
@@ -345,12 +340,11 @@ mod tests {
     #[test]
     fn bytes_replace_the_beginning_only() {
         let old = SockAddr::from_ib(&SockaddrIb { addr: [1; 16], ..ib(7) });
-        let mut new = SockAddr { len: 48, ..old };
-        overwrite(&mut new.storage, &[2; 10]);
-        assert_eq!((&new.bytes()[..10], &new.bytes()[10..]), (&[2; 10][..], &old.bytes()[10..]));
-        let mut whole = SockAddr { len: 128, ..old };
-        overwrite(&mut whole.storage, &[3; 200]);
-        assert_eq!(whole.bytes(), [3; 128]);
+        let (mut new, family) = (old, &old.bytes()[..2]);
+        overwrite(&mut new.0, &[family, &[2; 8]].concat());
+        assert_eq!((&new.bytes()[2..10], &new.bytes()[10..]), (&[2; 8][..], &old.bytes()[10..]));
+        overwrite(&mut new.0, &[family, &[3; 200]].concat());
+        assert_eq!(new.bytes()[2..], [3; 46]);
     }
 
     #[test]
