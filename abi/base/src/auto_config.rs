@@ -4,6 +4,8 @@
 use core::fmt;
 use core::net::IpAddr;
 
+use crate::preload_rules::{names, words};
+
 /// Path of the file.
 pub const FILE: &core::ffi::CStr = c"/etc/rdma/rsocket/auto_config";
 
@@ -107,15 +109,6 @@ struct Rule<'a> {
     port: Option<u16>,
 }
 
-impl Rule<'_> {
-    /// Returns whether the rule applies to `program`: as in `preload_config`, a rule names a
-    /// program by the beginning of its name, in any case.
-    fn is_for(&self, program: &[u8]) -> bool {
-        self.program == b"*"
-            || program.get(..self.program.len()).is_some_and(|start| start.eq_ignore_ascii_case(self.program))
-    }
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Line<'a> {
     Mode(Mode),
@@ -127,8 +120,7 @@ enum Line<'a> {
 impl<'a> Line<'a> {
     /// Parses a line. Returns `Ok(None)` for a line without words.
     fn parse(line: &'a [u8]) -> Result<Option<Line<'a>>, Problem> {
-        let line = line.split(|&byte| byte == b'#').next().unwrap_or_default();
-        let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let mut words = words(line);
         let Some(keyword) = words.next() else { return Ok(None) };
         let mut next = || words.next().ok_or(Problem::Missing);
         let line = match keyword {
@@ -176,7 +168,9 @@ impl<'a> Config<'a> {
     /// otherwise the mode of the last line `mode`; `None` without both.
     pub fn mode(self, program: &[u8]) -> Option<Mode> {
         let of_program = self.lines().find_map(|line| match line {
-            Line::Rule(rule @ Rule { network: None, port: None, .. }) if rule.is_for(program) => Some(rule.mode),
+            Line::Rule(rule @ Rule { network: None, port: None, .. }) if names(rule.program, program) => {
+                Some(rule.mode)
+            }
             _ => None,
         });
         of_program.or_else(|| self.last(|line| if let Line::Mode(mode) = line { Some(mode) } else { None }))
@@ -186,7 +180,7 @@ impl<'a> Config<'a> {
     /// is not `tcp`. Without a rule, all programs except those in `BY_TCP` may use it.
     pub fn is_automatic(self, program: &[u8], address: IpAddr, port: u16) -> bool {
         let rule = self.lines().find_map(|line| match line {
-            Line::Rule(rule) if rule.is_for(program) => {
+            Line::Rule(rule) if names(rule.program, program) => {
                 let fits = rule.network.is_none_or(|network| network.has(address))
                     && rule.port.is_none_or(|number| number == port);
                 fits.then_some(rule.mode)

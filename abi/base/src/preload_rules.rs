@@ -96,8 +96,7 @@ impl<'a> Rule<'a> {
 
     /// Parses a line. Returns `None` for empty lines and comments.
     fn read(line: &'a [u8]) -> Option<Result<Self, Problem>> {
-        let line = line.split(|&byte| byte == b'#').next()?;
-        let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let mut words = words(line);
         let program = words.next()?;
         Some(Self::of(program, words))
     }
@@ -117,13 +116,23 @@ impl<'a> Rule<'a> {
             (0, _) => IPPROTO_UDP,
             (protocol, _) => protocol,
         };
-        // The rule names a prefix: "nc" matches nc.openbsd, too.
-        let named = program.get(..self.program.len()).is_some_and(|start| start.eq_ignore_ascii_case(self.program));
-        (self.program == b"*" || named)
+        names(self.program, program)
             && fits(self.domain, socket.domain)
             && fits(self.kind, socket.kind)
             && fits(self.protocol, protocol)
     }
+}
+
+/// Returns the words of a line, without its comment.
+pub(crate) fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let line = line.split(|&byte| byte == b'#').next().unwrap_or_default();
+    line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty())
+}
+
+/// Returns whether a rule for `named` applies to `program`: it names the beginning of the program's
+/// name in any case, or all programs by `*`. "nc" matches nc.openbsd, too.
+pub(crate) fn names(named: &[u8], program: &[u8]) -> bool {
+    named == b"*" || program.get(..named.len()).is_some_and(|start| start.eq_ignore_ascii_case(named))
 }
 
 /// Returns the value of a word in `names`, `Some(None)` for `*`, `None` for an unknown word.
