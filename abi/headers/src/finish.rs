@@ -72,15 +72,10 @@ fn unnamed_unions(item: &str, unions: &HashMap<&str, Vec<&str>>) -> String {
         let named = line.trim().strip_prefix("union ").and_then(|rest| rest.split_once(' '));
         let union = named.and_then(|(name, _)| UNIONS.iter().find(|(union, _)| *union == name));
         match union.and_then(|(name, member)| Some((unions.get(name)?, *member))) {
-            Some((members, "")) => {
-                lines.push("    __extension__ union {".to_owned());
-                lines.extend(members.iter().map(|line| format!("    {line}")));
-                lines.push("    };".to_owned());
-            }
             Some((members, member)) => {
-                lines.push("    union {".to_owned());
+                lines.push(if member.is_empty() { "    __extension__ union {" } else { "    union {" }.to_owned());
                 lines.extend(members.iter().map(|line| format!("    {line}")));
-                lines.push(format!("    }} {member};"));
+                lines.push(format!("    }} {member}").trim_end().to_owned() + ";");
             }
             None => lines.push(line.to_owned()),
         }
@@ -135,12 +130,10 @@ fn hexadecimal(text: &str) -> String {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     match digits.parse::<u64>() {
         Ok(value) if value > 255 => {
-            let width = if value > u32::MAX.into() {
-                16
-            } else if value > u16::MAX.into() {
-                8
-            } else {
-                4
+            let width = match value {
+                0..=0xFFFF => 4,
+                0x1_0000..=0xFFFF_FFFF => 8,
+                _ => 16,
             };
             format!("0x{value:0width$X}{}", text[digits.len()..].to_uppercase())
         }
