@@ -41,8 +41,27 @@ impl AddressHandle {
         path: &ibv_sa_path_rec,
         local: &SocketAddr,
     ) -> Result<AddressHandle> {
-        // SAFETY: the context is open: guaranteed by the caller.
-        let mut attr = unsafe { attributes(context, port, path, local)? };
+        // SAFETY: the context is open: guaranteed by the caller; all zeros are valid
+        // attributes.
+        let (own, mut attr): (_, ibv_ah_attr) = unsafe { (verbs::query_port(context, port)?, zeroed()) };
+        attr.port_num = port;
+        attr.dlid = u16::from_be(path.dlid);
+        attr.sl = path.sl;
+        attr.src_path_bits = (u16::from_be(path.slid) & ((1 << u16::from(own.lmc)) - 1)) as u8;
+        attr.static_rate = path.rate;
+        let ethernet = own.link_layer == IBV_LINK_LAYER_ETHERNET as u8;
+        // RoCE always needs a GRH, InfiniBand only for destinations outside the subnet.
+        if ethernet || path.hop_limit > 1 {
+            attr.is_global = 1;
+            // SAFETY: all members of the unions are numbers, and share the 16 bytes.
+            let (from, to) = unsafe { (path.sgid.raw, path.dgid.raw) };
+            attr.grh.dgid = ibv_gid { raw: to };
+            // SAFETY: the context is open: guaranteed by the caller.
+            attr.grh.sgid_index = unsafe { gid::index(context, port, own.gid_tbl_len, from, local)? };
+            attr.grh.flow_label = u32::from_be(path.flow_label);
+            attr.grh.hop_limit = if path.hop_limit > 1 { path.hop_limit } else { HOPS };
+            attr.grh.traffic_class = path.traffic_class;
+        }
         // SAFETY: the PD is live: guaranteed by the caller; the attributes live until the call
         // returns.
         verbs::pointer(|| unsafe { verbs::ibv_create_ah(pd.as_ptr(), &raw mut attr) }).map(AddressHandle)
@@ -54,40 +73,6 @@ impl Drop for AddressHandle {
         // SAFETY: no outstanding work request uses the AH.
         unsafe { verbs::ibv_destroy_ah(self.0.as_ptr()) };
     }
-}
-
-/// Returns the attributes of an AH for the destination of `path`.
-///
-/// # Safety
-/// `context` is open.
-unsafe fn attributes(
-    context: NonNull<ibv_context>,
-    port: u8,
-    path: &ibv_sa_path_rec,
-    local: &SocketAddr,
-) -> Result<ibv_ah_attr> {
-    // SAFETY: the context is open: guaranteed by the caller; all zeros are valid
-    // attributes.
-    let (own, mut attr): (_, ibv_ah_attr) = unsafe { (verbs::query_port(context, port)?, zeroed()) };
-    attr.port_num = port;
-    attr.dlid = u16::from_be(path.dlid);
-    attr.sl = path.sl;
-    attr.src_path_bits = (u16::from_be(path.slid) & ((1 << u16::from(own.lmc)) - 1)) as u8;
-    attr.static_rate = path.rate;
-    let ethernet = own.link_layer == IBV_LINK_LAYER_ETHERNET as u8;
-    // RoCE always needs a GRH, InfiniBand only for destinations outside the subnet.
-    if ethernet || path.hop_limit > 1 {
-        attr.is_global = 1;
-        // SAFETY: all members of the unions are numbers, and share the 16 bytes.
-        let (from, to) = unsafe { (path.sgid.raw, path.dgid.raw) };
-        attr.grh.dgid = ibv_gid { raw: to };
-        // SAFETY: the context is open: guaranteed by the caller.
-        attr.grh.sgid_index = unsafe { gid::index(context, port, own.gid_tbl_len, from, local)? };
-        attr.grh.flow_label = u32::from_be(path.flow_label);
-        attr.grh.hop_limit = if path.hop_limit > 1 { path.hop_limit } else { HOPS };
-        attr.grh.traffic_class = path.traffic_class;
-    }
-    Ok(attr)
 }
 
 /// Posts a datagram of `len` bytes of a memory region, whose completion carries `wr_id`.
