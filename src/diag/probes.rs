@@ -8,56 +8,30 @@ use probe::probe;
 
 use crate::ffi::rdma_cm_id;
 
-/// rdma_connect() begins, for programs and for rsockets.
-#[inline]
-pub fn cm_connect(id: *const rdma_cm_id) {
-    probe!(librdmacm, cm_connect, id);
+/// Defines a function for each probe, whose arguments are those of the probe.
+macro_rules! probes {
+    ($(#[doc = $doc:literal] $name:ident($($argument:ident: $type:ty),+);)+) => {
+        $(#[doc = $doc] #[inline] pub fn $name($($argument: $type),+) { probe!(librdmacm, $name, $($argument),+); })+
+    };
 }
 
-/// rdma_accept() begins.
-#[inline]
-pub fn cm_accept(id: *const rdma_cm_id) {
-    probe!(librdmacm, cm_accept, id);
-}
-
-/// An event was read.
-#[inline]
-pub fn cm_event(id: *const rdma_cm_id, event: u32, status: c_int) {
-    probe!(librdmacm, cm_event, id, event, status);
-}
-
-/// rdma_destroy_id() begins.
-#[inline]
-pub fn cm_close(id: *const rdma_cm_id) {
-    probe!(librdmacm, cm_close, id);
-}
-
-/// rconnect() begins.
-#[inline]
-pub fn rs_connect(fd: c_int) {
-    probe!(librdmacm, rs_connect, fd);
-}
-
-/// raccept() returns `fd`.
-#[inline]
-pub fn rs_accept(listener: c_int, fd: c_int) {
-    probe!(librdmacm, rs_accept, listener, fd);
-}
-
-/// Bytes were sent.
-#[inline]
-pub fn rs_send(fd: c_int, length: usize) {
-    probe!(librdmacm, rs_send, fd, length);
-}
-
-/// Bytes were received; 0 at the end of the stream.
-#[inline]
-pub fn rs_recv(fd: c_int, length: usize) {
-    probe!(librdmacm, rs_recv, fd, length);
-}
-
-/// rclose() begins.
-#[inline]
-pub fn rs_close(fd: c_int) {
-    probe!(librdmacm, rs_close, fd);
+probes! {
+    /// rdma_connect() begins, for programs and for rsockets.
+    cm_connect(id: *const rdma_cm_id);
+    /// rdma_accept() begins.
+    cm_accept(id: *const rdma_cm_id);
+    /// An event was read.
+    cm_event(id: *const rdma_cm_id, event: u32, status: c_int);
+    /// rdma_destroy_id() begins.
+    cm_close(id: *const rdma_cm_id);
+    /// rconnect() begins.
+    rs_connect(fd: c_int);
+    /// raccept() returns `fd`.
+    rs_accept(listener: c_int, fd: c_int);
+    /// Bytes were sent.
+    rs_send(fd: c_int, length: usize);
+    /// Bytes were received; 0 at the end of the stream.
+    rs_recv(fd: c_int, length: usize);
+    /// rclose() begins.
+    rs_close(fd: c_int);
 }

@@ -31,10 +31,10 @@ impl From<&'static str> for Reason {
     }
 }
 
-/// Returns whether a call opens an event channel or a device, which may be the reason for its
-/// failure.
-fn opens_device(name: &str) -> bool {
-    matches!(
+/// Returns whether the reason depends on [`Facts::access`]: the call opens an event channel or a
+/// device.
+pub fn depends_on_access(name: &str, error: Errno) -> bool {
+    let opens_device = matches!(
         name,
         "rdma_create_event_channel"
             | "rdma_create_id"
@@ -47,12 +47,8 @@ fn opens_device(name: &str) -> bool {
             | "rsocket"
             | "rbind"
             | "rconnect"
-    )
-}
-
-/// Returns whether the reason depends on [`Facts::access`].
-pub fn depends_on_access(name: &str, error: Errno) -> bool {
-    opens_device(name)
+    );
+    opens_device
         && matches!(
             error.get(),
             libc::ENODEV | libc::ENOENT | libc::EACCES | libc::EPERM | libc::ENOMEM | libc::ENXIO | libc::EADDRNOTAVAIL
@@ -91,10 +87,7 @@ pub fn of_call(name: &str, error: Errno, facts: &Facts) -> Reason {
         "rdma_get_request" => (error == Errno::ECONNREFUSED).then_some("the connection ended before it was accepted"),
         _ => None,
     };
-    match special {
-        Some(text) => text.into(),
-        None => general(name, error, facts),
-    }
+    special.map_or_else(|| general(name, error, facts), Reason::from)
 }
 
 fn of_access(access: Access) -> Option<&'static str> {
@@ -290,10 +283,7 @@ pub fn of_event(event: u32, status: c_int, iwarp: bool, facts: &Facts) -> Reason
         Some(RDMA_CM_EVENT_ADDRINFO_ERROR) => Some("the service was not found"),
         _ => None,
     };
-    match text {
-        Some(text) => text.into(),
-        None => general("rdma_create_qp", error, facts),
-    }
+    text.map_or_else(|| general("rdma_create_qp", error, facts), Reason::from)
 }
 
 /// Returns the meaning of a reject reason of InfiniBand and RoCE (IBTA volume 1, 12.6.7.2).

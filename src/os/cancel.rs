@@ -176,7 +176,8 @@ const FAULTS: [c_int; 6] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIG
 /// SA_RESTART, because a handler without it is meant to end a wait. Makes one system call for each
 /// signal.
 pub fn ask_for_restart() -> bool {
-    (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).filter_map(handler_flags).all(restarts)
+    let signals = (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal));
+    signals.filter_map(handler_flags).all(|flags| flags & SA_RESTART != 0)
 }
 
 /// Returns the flags of a signal's handler, or of a handler that SA_RESETHAND has removed; `None`
@@ -191,10 +192,6 @@ fn handler_flags(signal: c_int) -> Option<c_int> {
     }
     let handled = !matches!(action.sa_sigaction, SIG_DFL | SIG_IGN) || action.sa_flags & SA_RESETHAND != 0;
     handled.then_some(action.sa_flags)
-}
-
-fn restarts(flags: c_int) -> bool {
-    flags & SA_RESTART != 0
 }
 
 #[cfg(all(test, not(loom)))]
