@@ -9,7 +9,6 @@
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::io::Read;
-use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::{self, NonNull};
@@ -42,10 +41,13 @@ pub unsafe fn index(
     // The index has 8 bits in an address handle.
     let indices = (0..=u8::MAX).take(usize::try_from(entries).unwrap_or(0));
     let found = indices.filter_map(|index| {
-        // SAFETY: the context is open: guaranteed by the caller.
-        let entry = unsafe { entry_at(context, port, index) }?;
+        let mut entry = ibv_gid_entry::default();
+        let (port, place, size) = (u32::from(port), u32::from(index), size_of::<ibv_gid_entry>());
+        // SAFETY: the context is open: guaranteed by the caller. The entry is writable, of the size
+        // given.
+        let result = unsafe { verbs::_ibv_query_gid_ex(context.as_ptr(), port, place, &raw mut entry, 0, size) };
         // SAFETY: all members of the union are numbers, and share the 16 bytes.
-        let is_it = unsafe { entry.gid.raw } == gid;
+        let is_it = result == 0 && unsafe { entry.gid.raw } == gid;
         is_it.then_some(Entry { index, kind: entry.gid_type, interface: entry.ndev_ifindex })
     });
     // SAFETY: the context is open: guaranteed by the caller, so its device exists; libibverbs
@@ -53,22 +55,6 @@ pub unsafe fn index(
     let device = unsafe { CStr::from_ptr((*(*context.as_ptr()).device).name.as_ptr()) };
     let usual = usual_kind("/sys/kernel/config/rdma_cm", device, port);
     choose(found, |interface| has(interface, local), usual).ok_or(Errno::EADDRNOTAVAIL)
-}
-
-/// Returns an entry of the port's table, or `None` if the entry is empty.
-///
-/// # Safety
-/// `context` is open.
-unsafe fn entry_at(context: NonNull<ibv_context>, port: u8, index: u8) -> Option<ibv_gid_entry> {
-    // SAFETY: all zeros are a valid entry.
-    let mut entry: ibv_gid_entry = unsafe { zeroed() };
-    let (port, index) = (u32::from(port), u32::from(index));
-    // SAFETY: the context is open: guaranteed by the caller. The entry is writable, of the size
-    // given.
-    let result = unsafe {
-        verbs::_ibv_query_gid_ex(context.as_ptr(), port, index, &raw mut entry, 0, size_of::<ibv_gid_entry>())
-    };
-    (result == 0).then_some(entry)
 }
 
 /// Returns the index of the first entry of one of our interfaces (`is_ours`) with the RoCE version

@@ -10,7 +10,7 @@ pub mod rc;
 pub mod ud;
 
 use std::ffi::{c_char, c_int};
-use std::mem::{offset_of, size_of, zeroed};
+use std::mem::{offset_of, size_of};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -53,11 +53,10 @@ fn check(call: impl FnOnce() -> c_int) -> Result<()> {
 /// errno (docs/compatibility.md): the call then fails with `ENOMEM`, not with the errno of an
 /// earlier call.
 fn pointer<T>(call: impl FnOnce() -> *mut T) -> Result<NonNull<T>> {
-    let before = errno::errno();
-    errno::set_errno(errno::Errno(0));
-    let result = disabled(call);
-    let error = errno::errno().0;
-    errno::set_errno(before);
+    let (result, error) = base::errno::keeping(|| {
+        base::errno::set(0);
+        (disabled(call), base::errno::get())
+    });
     NonNull::new(result).ok_or(if error == 0 { Errno::ENOMEM } else { Errno::new(error) })
 }
 
@@ -183,8 +182,7 @@ pub unsafe fn close(context: NonNull<ibv_context>) {
 /// # Safety
 /// `context` is open.
 pub unsafe fn query_device(context: NonNull<ibv_context>) -> Result<ibv_device_attr> {
-    // SAFETY: plain C data; all zeros are a valid value.
-    let mut attr: ibv_device_attr = unsafe { zeroed() };
+    let mut attr = ibv_device_attr::default();
     // SAFETY: `context` is open: guaranteed by the caller. `attr` is writable.
     check(|| unsafe { ibv_query_device(context.as_ptr(), &raw mut attr) })?;
     Ok(attr)
@@ -193,8 +191,7 @@ pub unsafe fn query_device(context: NonNull<ibv_context>) -> Result<ibv_device_a
 /// # Safety
 /// `context` is open.
 pub unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Result<ibv_port_attr> {
-    // SAFETY: plain C data; all zeros are a valid value.
-    let mut attr: ibv_port_attr = unsafe { zeroed() };
+    let mut attr = ibv_port_attr::default();
     // SAFETY: the exported function fills only the part of `attr` that its first version had.
     check(|| unsafe { ibv_query_port(context.as_ptr(), port, (&raw mut attr).cast()) })?;
     Ok(attr)
@@ -203,8 +200,7 @@ pub unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Result<ibv_
 /// # Safety
 /// `context` is open.
 pub unsafe fn query_gid(context: NonNull<ibv_context>, port: u8, index: c_int) -> Result<ibv_gid> {
-    // SAFETY: plain C data; all zeros are a valid value.
-    let mut gid: ibv_gid = unsafe { zeroed() };
+    let mut gid = ibv_gid::default();
     // SAFETY: `context` is open: guaranteed by the caller. Unlike similar functions, ibv_query_gid
     // returns -1 with errno set.
     match unsafe { ibv_query_gid(context.as_ptr(), port, index, &raw mut gid) } {
@@ -332,9 +328,7 @@ pub unsafe fn modify_qp(qp: NonNull<ibv_qp>, attr: &mut ibv_qp_attr, mask: c_int
 /// # Safety
 /// `qp` is live.
 pub unsafe fn move_to_error(qp: NonNull<ibv_qp>) -> Result<()> {
-    // SAFETY: all zeros are a value of the structure.
-    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
-    attr.qp_state = ibv_qp_state::IBV_QPS_ERR;
+    let mut attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
     // SAFETY: `qp` is live: guaranteed by the caller.
     unsafe { modify_qp(qp, &mut attr, ibv_qp_attr_mask::IBV_QP_STATE.0 as c_int) }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
-use std::mem::{MaybeUninit, offset_of, zeroed};
+use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
 use std::process;
 use std::ptr::{self, NonNull};
@@ -222,8 +222,7 @@ impl Waker {
         let context = NonNull::new(unsafe { pd.as_ref() }.context).ok_or(Errno::EIO)?;
         // SAFETY: context and channel outlive the result, and so the CQ.
         let cq = unsafe { CompletionQueue::new(context, 1, channel)? };
-        // SAFETY: all zeros are a value of the structure.
-        let mut attr: verbs::ibv_qp_init_attr_ex = unsafe { zeroed() };
+        let mut attr = verbs::ibv_qp_init_attr_ex::default();
         [attr.send_cq, attr.recv_cq] = [cq.cq(); 2];
         attr.qp_type = verbs::ibv_qp_type::IBV_QPT_RC;
         (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (1, 1);
@@ -232,10 +231,9 @@ impl Waker {
         // SAFETY: PD and CQ are live; dropping the result destroys the QP before the CQ.
         let waker = Waker { qp: unsafe { verbs::create_qp_ex(context, &mut attr)? }, cq, is_over: false };
         waker.cq.arm()?;
-        // SAFETY: all zeros are a value of the structure.
-        let mut attr: verbs::ibv_qp_attr = unsafe { zeroed() };
         // Any port will do: the QP sends nothing.
-        (attr.qp_state, attr.port_num) = (verbs::ibv_qp_state::IBV_QPS_INIT, 1);
+        let qp_state = verbs::ibv_qp_state::IBV_QPS_INIT;
+        let mut attr = verbs::ibv_qp_attr { qp_state, port_num: 1, ..Default::default() };
         let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS;
         // SAFETY: the QP is live; the receive has no memory.
         unsafe {
@@ -497,9 +495,8 @@ impl InlineWrite {
     pub unsafe fn new(qp: NonNull<ibv_qp>) -> Result<InlineWrite> {
         // SAFETY: the QP is live: guaranteed by the caller.
         unsafe { (*(*qp.as_ptr()).context).ops.post_send.ok_or(Errno::ENOSYS)? };
-        // SAFETY: all zeros are a value of the structure.
-        let mut request: ibv_send_wr = unsafe { zeroed() };
-        (request.num_sge, request.opcode) = (1, verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
+        let opcode = verbs::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM;
+        let request = ibv_send_wr { num_sge: 1, opcode, ..Default::default() };
         Ok(InlineWrite { qp, request: MaybeUninit::new(request), element: MaybeUninit::zeroed() })
     }
 

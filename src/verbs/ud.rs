@@ -1,6 +1,5 @@
 //! Unreliable datagrams: address handles, and the work requests of UD QPs.
 
-use std::mem::zeroed;
 use std::net::SocketAddr;
 use std::ptr::{self, NonNull};
 
@@ -41,14 +40,16 @@ impl AddressHandle {
         path: &ibv_sa_path_rec,
         local: &SocketAddr,
     ) -> Result<AddressHandle> {
-        // SAFETY: the context is open: guaranteed by the caller; all zeros are valid
-        // attributes.
-        let (own, mut attr): (_, ibv_ah_attr) = unsafe { (verbs::query_port(context, port)?, zeroed()) };
-        attr.port_num = port;
-        attr.dlid = u16::from_be(path.dlid);
-        attr.sl = path.sl;
-        attr.src_path_bits = (u16::from_be(path.slid) & ((1 << u16::from(own.lmc)) - 1)) as u8;
-        attr.static_rate = path.rate;
+        // SAFETY: the context is open: guaranteed by the caller.
+        let own = unsafe { verbs::query_port(context, port)? };
+        let mut attr = ibv_ah_attr {
+            port_num: port,
+            dlid: u16::from_be(path.dlid),
+            sl: path.sl,
+            src_path_bits: (u16::from_be(path.slid) & ((1 << u16::from(own.lmc)) - 1)) as u8,
+            static_rate: path.rate,
+            ..Default::default()
+        };
         let ethernet = own.link_layer == IBV_LINK_LAYER_ETHERNET as u8;
         // RoCE always needs a GRH, InfiniBand only for destinations outside the subnet.
         if ethernet || path.hop_limit > 1 {
@@ -89,13 +90,9 @@ pub unsafe fn post_send(
     qpn: u32,
 ) -> Result<()> {
     let mut sge = ibv_sge { addr: from.as_ptr() as u64, length: len, lkey };
-    // SAFETY: all zeros are a valid work request.
-    let mut request: ibv_send_wr = unsafe { zeroed() };
-    request.wr_id = wr_id;
-    request.sg_list = &raw mut sge;
-    request.num_sge = 1;
-    request.opcode = verbs::ibv_wr_opcode::IBV_WR_SEND;
-    request.send_flags = verbs::ibv_send_flags::IBV_SEND_SIGNALED.0;
+    let (opcode, send_flags) = (verbs::ibv_wr_opcode::IBV_WR_SEND, verbs::ibv_send_flags::IBV_SEND_SIGNALED.0);
+    let mut request =
+        ibv_send_wr { wr_id, sg_list: &raw mut sge, num_sge: 1, opcode, send_flags, ..Default::default() };
     request.wr.ud.ah = to.0.as_ptr();
     request.wr.ud.remote_qpn = qpn;
     request.wr.ud.remote_qkey = RDMA_UDP_QKEY;
