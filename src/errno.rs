@@ -56,7 +56,7 @@ impl Errno {
 
     /// Returns the calling thread's `errno`, which the last failed system call has set.
     pub fn last() -> Errno {
-        Errno::new(errno::errno().0)
+        Errno::new(base::errno::get())
     }
 
     /// Returns the value, which is greater than zero.
@@ -73,14 +73,6 @@ impl fmt::Debug for Errno {
         }
     }
 }
-
-impl fmt::Display for Errno {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        errno::Errno(self.0).fmt(f)
-    }
-}
-
-impl std::error::Error for Errno {}
 
 #[cfg(test)]
 mod tests {

@@ -191,12 +191,12 @@ mod tests {
 
     #[test]
     fn success_leaves_errno_alone() {
-        errno::set_errno(errno::Errno(77));
+        errno().set(77);
         let value = report(Call::new("test"), -1, || {
-            errno::set_errno(errno::Errno(5));
+            errno().set(5);
             Ok(3)
         });
-        assert_eq!((value, errno::errno().0), (3, 77));
+        assert_eq!((value, errno().get()), (3, 77));
     }
 
     #[test]
