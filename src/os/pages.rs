@@ -43,7 +43,7 @@ impl Pages {
     /// and none is kept. Without memory, the pages are mapped when the ring needs them.
     pub fn prepare_ring(len: usize) {
         if len == AREA
-            && SPARE.is_empty()
+            && SPARE.count() == 0
             && let Ok(pages) = Pages::map(len)
         {
             // Drop would clear the new pages, which are zeros already.
@@ -95,7 +95,7 @@ impl Pages {
     /// Clears the pages and keeps them for the next buffer, if they have the size of an area and
     /// there is a free slot. Returns whether they were kept.
     fn keep(&self) -> bool {
-        if self.len != AREA || SPARE.is_full() {
+        if self.len != AREA || SPARE.count() == AREAS {
             return false;
         }
         // SAFETY: the mapping has `AREA` bytes, and is not used any more.
@@ -160,14 +160,9 @@ impl Spare {
         self.0.iter().any(keep)
     }
 
-    /// Returns whether no area is kept.
-    pub fn is_empty(&self) -> bool {
-        self.0.iter().all(|slot| slot.load(Ordering::Relaxed).is_null())
-    }
-
-    /// Returns whether all slots are in use.
-    pub fn is_full(&self) -> bool {
-        self.0.iter().all(|slot| !slot.load(Ordering::Relaxed).is_null())
+    /// Returns the number of areas that are kept.
+    fn count(&self) -> usize {
+        self.0.iter().filter(|slot| !slot.load(Ordering::Relaxed).is_null()).count()
     }
 }
 
@@ -235,13 +230,13 @@ mod tests {
     fn only_a_few_areas_are_kept() {
         let spare = Spare::new();
         let mut bytes = [0_u8; AREAS + 1];
-        assert!(spare.is_empty() && spare.take().is_none());
+        assert!(spare.count() == 0 && spare.take().is_none());
         for byte in &mut bytes[..AREAS] {
-            assert!(!spare.is_full() && spare.give(NonNull::from(byte)));
+            assert!(spare.count() < AREAS && spare.give(NonNull::from(byte)));
         }
-        assert!(spare.is_full() && !spare.give(NonNull::from(&mut bytes[AREAS])));
+        assert!(spare.count() == AREAS && !spare.give(NonNull::from(&mut bytes[AREAS])));
         let taken: Vec<_> = std::iter::from_fn(|| spare.take()).collect();
         assert_eq!(taken, bytes[..AREAS].iter_mut().map(NonNull::from).collect::<Vec<_>>());
-        assert!(spare.is_empty());
+        assert_eq!(spare.count(), 0);
     }
 }
