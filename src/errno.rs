@@ -42,12 +42,6 @@ impl Errno {
     /// errno(3): ENOTSUP, which Linux calls EOPNOTSUPP.
     pub const ENOTSUP: Errno = Errno::EOPNOTSUPP;
 
-    /// Runs `call` and restores the thread's errno if `call` succeeds.
-    #[inline]
-    pub fn keeping<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
-        base::errno::keeping_if(call, Result::is_ok)
-    }
-
     /// Creates an errno from a value that a C interface has returned. Zero and negative values,
     /// which are no errno, become `EIO`.
     pub fn new(value: c_int) -> Errno {

@@ -110,11 +110,8 @@ impl SockAddr {
     /// # Safety
     /// `addr` is NULL, or points to an address that is complete for its family.
     pub unsafe fn from_nullable(addr: *const sockaddr) -> Result<Option<SockAddr>> {
-        NonNull::new(addr.cast_mut())
-            // SAFETY: not NULL, so the address is complete for its family: guaranteed by the
-            // caller.
-            .map(|addr| unsafe { SockAddr::from_c(addr) })
-            .transpose()
+        // SAFETY: NULL, or complete for its family: guaranteed by the caller.
+        unsafe { AddrRef::from_c(addr) }.map(AddrRef::read).transpose()
     }
 
     /// Returns an AF_IB address.

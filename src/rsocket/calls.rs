@@ -238,7 +238,7 @@ pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_in
 unsafe fn receive_locked(stream: Arc<Stream>, start: *mut u8, len: usize, flags: c_int) -> isize {
     // SAFETY: `len` bytes at `start` are writable, and this thread has locked the stream:
     // guaranteed by the caller.
-    let result = Errno::keeping(|| unsafe { stream.receive_locked(start, len, flags) });
+    let result = base::errno::keeping_if(|| unsafe { stream.receive_locked(start, len, flags) }, Result::is_ok);
     result.map_or_else(|error| -(error.get() as isize), |len| len as isize)
 }
 
