@@ -36,3 +36,23 @@ pub fn timespec(time: Duration) -> libc::timespec {
 pub fn millis(time: Option<Duration>) -> c_int {
     time.map_or(-1, |time| c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_for_system_calls() {
+        let millis = |nanoseconds| millis(Some(Duration::from_nanos(nanoseconds)));
+        assert_eq!([0, 1, 1_000_000, 1_000_001].map(millis), [0, 1, 1, 2]);
+        assert_eq!((super::millis(None), super::millis(Some(Duration::MAX))), (-1, c_int::MAX));
+        let (time, most) = (timespec(Duration::from_nanos(2_000_000_003)), timespec(Duration::MAX));
+        assert_eq!((time.tv_sec, time.tv_nsec, most.tv_sec), (2, 3, libc::time_t::MAX));
+    }
+
+    #[test]
+    fn the_clock_does_not_go_back() {
+        let (before, coarse) = (now(), monotonic_ms());
+        assert!(before <= now() && u128::from(coarse) <= now().as_millis().max(1));
+    }
+}
