@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .allowlist_type("rdma_ucm_.*|rdma_nl.*|rdma_nldev_.*|ib_user_.*|ib_path_rec_data|ib_uverbs_(qp|ah)_attr")
         .allowlist_type("ib_uverbs_(attr|ioctl_hdr|post_send|write_cmds)|uverbs_default_objects|uverbs_methods_device")
         .allowlist_type("uverbs_attrs_invoke_write_cmd_attr_ids|rdma_driver_id")
-        .allowlist_type("ibv_sa_path_rec|ibv_path_data|ibv_path_record|verbs_context|sockaddr_ib")
+        .allowlist_type("ibv_sa_path_rec|ibv_path_data|ibv_path_record|verbs_context")
         .allowlist_var("RDMA_USER_CM_.*|RDMA_NL.*|IWPM_.*|RDMA_MAX_PRIVATE_DATA|RDMA_OPTION_.*|IBV_PATH_.*")
         .allowlist_var("UVERBS_ATTR_F_MANDATORY")
         .prepend_enum_name(false)
