@@ -51,6 +51,16 @@ pub fn try_push<T>(list: &mut Vec<T>, value: T) -> Result<()> {
     Ok(())
 }
 
+/// A list that stores up to `N` elements inline, and more on the heap.
+pub type SmallList<T, const N: usize> = SmallVec<[T; N]>;
+
+/// Fallible `SmallVec::push`. A failure leaves the list unchanged.
+pub fn try_push_small<T, const N: usize>(list: &mut SmallList<T, N>, value: T) -> Result<()> {
+    list.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+    list.push(value);
+    Ok(())
+}
+
 thread_local! {
     /// Memory that [`try_arc`] has allocated for the next allocation of this thread.
     static PROMISED: Cell<Option<(*mut u8, Layout)>> = const { Cell::new(None) };
@@ -142,13 +152,8 @@ impl CBytes {
     /// Returns the address and length of memory that the caller frees with free(3); NULL and 0 for
     /// `None`.
     pub fn into_raw(this: Option<CBytes>) -> (*mut c_void, usize) {
-        match this {
-            None => (std::ptr::null_mut(), 0),
-            Some(bytes) => {
-                let bytes = std::mem::ManuallyDrop::new(bytes);
-                (bytes.ptr.as_ptr().cast(), bytes.len)
-            }
-        }
+        let bytes = this.map(std::mem::ManuallyDrop::new);
+        bytes.map_or((std::ptr::null_mut(), 0), |bytes| (bytes.ptr.as_ptr().cast(), bytes.len))
     }
 }
 
@@ -169,43 +174,6 @@ unsafe impl Send for CBytes {}
 pub unsafe fn zeroed<T>() -> Result<NonNull<T>> {
     // SAFETY: calloc() takes any size.
     NonNull::new(unsafe { libc::calloc(1, size_of::<T>()) }.cast()).ok_or(Errno::ENOMEM)
-}
-
-/// Stores up to `N` elements inline, and longer lists on the heap.
-pub struct SmallList<T, const N: usize>(SmallVec<[T; N]>);
-
-impl<T, const N: usize> SmallList<T, N> {
-    /// Returns an empty list.
-    pub(crate) fn new() -> SmallList<T, N> {
-        SmallList(SmallVec::new())
-    }
-
-    /// Appends `value`. Fails with `ENOMEM`, which leaves the list unchanged.
-    pub fn push(&mut self, value: T) -> Result<()> {
-        self.0.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        self.0.push(value);
-        Ok(())
-    }
-
-    /// Removes the last element.
-    pub fn pop(&mut self) {
-        self.0.pop();
-    }
-
-    /// Removes all elements and keeps the memory.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-
-    /// Returns the elements.
-    pub fn as_slice(&self) -> &[T] {
-        &self.0
-    }
-
-    /// Returns the elements.
-    pub fn as_mut_slice(&mut self) -> &mut [T] {
-        &mut self.0
-    }
 }
 
 #[cfg(test)]
@@ -245,7 +213,7 @@ mod tests {
         for round in 0..2 {
             for n in 0..5 {
                 assert_eq!(list.as_slice().len(), n);
-                list.push(format!("{round}.{n}")).unwrap();
+                try_push_small(&mut list, format!("{round}.{n}")).unwrap();
             }
             list.as_mut_slice()[4].push('!');
             assert_eq!(list.as_slice().join(" "), format!("{round}.0 {round}.1 {round}.2 {round}.3 {round}.4!"));

@@ -12,6 +12,7 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, pollfd};
 
 use super::pollable::{Descriptors, Lookup, Notice, Pollable, Watchers};
 use crate::errno::Result;
+use crate::os::alloc::try_push_small;
 use crate::os::event::{EventFd, poll};
 
 #[derive(Clone, Copy)]
@@ -210,7 +211,7 @@ impl Pollable for Fake {
     fn descriptors(&self) -> Result<Descriptors> {
         let (state, mut all) = (self.state(), Descriptors::new());
         if state.connected && !state.has_leader {
-            all.push(self.channel())?;
+            try_push_small(&mut all, self.channel())?;
         }
         Ok(all)
     }

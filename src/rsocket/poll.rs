@@ -17,7 +17,7 @@ use super::config::defaults;
 use super::poll_waiter::{Spinning, Waiting};
 use super::pollable::{Lookup, Pollable, Watcher, reported, wanted};
 use crate::errno::{Errno, Result};
-use crate::os::alloc::SmallList;
+use crate::os::alloc::{SmallList, try_push_small};
 use crate::os::cancel::{self, in_call, sleep, with_cleanup};
 use crate::os::event::{self, Deadline};
 
@@ -98,7 +98,7 @@ fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> 
         let member = Member::new(if fd.fd < 0 { None } else { lookup.find(fd.fd) });
         any |= member.rsocket.is_some();
         others |= fd.fd >= 0 && member.rsocket.is_none();
-        members.push(member)?;
+        try_push_small(&mut members, member)?;
     }
     if !any {
         return event::poll(fds, deadline.left()).map(count);
@@ -321,8 +321,8 @@ impl Set {
     }
 
     fn add(&mut self, fd: c_int, events: c_short, owner: usize) -> Result<()> {
-        self.fds.push(pollfd { fd, events, revents: 0 })?;
-        self.owners.push(owner)
+        try_push_small(&mut self.fds, pollfd { fd, events, revents: 0 })?;
+        try_push_small(&mut self.owners, owner)
     }
 
     fn add_rsockets(&mut self, call: &Call<'_>) -> Result<()> {

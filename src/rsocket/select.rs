@@ -11,7 +11,7 @@ use libc::{
 use super::poll::poll_until;
 use super::pollable::Lookup;
 use crate::errno::{Errno, Result};
-use crate::os::alloc::SmallList;
+use crate::os::alloc::{SmallList, try_push_small};
 use crate::os::event::Deadline;
 
 /// A set of descriptors is an array of these words (`__fd_mask` in sys/select.h).
@@ -66,7 +66,7 @@ fn duration(time: &timeval) -> Result<Duration> {
 
 fn select_until(lookup: &dyn Lookup, nfds: usize, sets: &mut Sets<'_>, deadline: Deadline) -> Result<c_int> {
     let mut fds = SmallList::<pollfd, INLINE_FDS>::new();
-    sets.list(nfds, |fd, events| fds.push(pollfd { fd, events, revents: 0 }))?;
+    sets.list(nfds, |fd, events| try_push_small(&mut fds, pollfd { fd, events, revents: 0 }))?;
     loop {
         let ready = match poll_until(lookup, fds.as_mut_slice(), deadline) {
             // There are more descriptors than the process can have open, so some are invalid.

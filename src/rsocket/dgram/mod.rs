@@ -30,7 +30,7 @@ use super::config::defaults;
 use super::pollable::{Descriptors, IN, Notice, OUT, Pollable, Watchers};
 use super::reactor::{self, Key, LOCK_TIMEOUT, Role, Service};
 use crate::errno::{Errno, Result};
-use crate::os::alloc::try_arc;
+use crate::os::alloc::{try_arc, try_push_small};
 use crate::os::fork::Owner;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::sockaddr::{SockAddr, canonical_inet, to_sockaddr};
@@ -319,7 +319,9 @@ impl Pollable for Dgram {
     fn descriptors(&self) -> Result<Descriptors> {
         let mut all = Descriptors::new();
         if let Ok(state) = self.enter() {
-            state.ports.iter().filter(|port| !port.broken).flat_map(Port::fds).try_for_each(|fd| all.push(fd))?;
+            for fd in state.ports.iter().filter(|port| !port.broken).flat_map(Port::fds) {
+                try_push_small(&mut all, fd)?;
+            }
         }
         Ok(all)
     }

@@ -11,7 +11,7 @@ use libc::{
 
 use super::Epoll;
 use crate::errno::Result;
-use crate::os::alloc::{SmallList, try_arc};
+use crate::os::alloc::{SmallList, try_arc, try_push_small};
 use crate::os::event::KernelEpoll;
 use crate::os::fork::Owner;
 use crate::os::sync::{Mutex, MutexGuard};
@@ -253,8 +253,10 @@ impl Member {
         for &fd in now {
             if !state.descriptors.as_slice().iter().any(|(there, _)| *there == fd) {
                 // Add to the list first: a descriptor in the epoll must be in the list.
-                state.descriptors.push((fd, active))?;
-                main.control(EPOLL_CTL_ADD, fd, event(active)).inspect_err(|_| state.descriptors.pop())?;
+                try_push_small(&mut state.descriptors, (fd, active))?;
+                main.control(EPOLL_CTL_ADD, fd, event(active)).inspect_err(|_| {
+                    state.descriptors.pop();
+                })?;
                 unmuted = true;
             }
         }

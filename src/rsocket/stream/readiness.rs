@@ -8,6 +8,7 @@ use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 use super::channel_leader::EventSource;
 use super::{Guard, Notice, Phase, State, Stream, blocking, channel_leader};
 use crate::errno::Result;
+use crate::os::alloc::try_push_small;
 use crate::os::event::Deadline;
 use crate::rsocket::pollable::{Descriptors, IN, OUT, Pollable, Watchers};
 use crate::rsocket::reactor::LOCK_TIMEOUT;
@@ -174,7 +175,7 @@ impl Pollable for Stream {
             // the channel readable again and again.
             && !connection.channel.leadership.has_other_leader(Stream::this_thread())
         {
-            all.push(connection.channel.completions.fd())?;
+            try_push_small(&mut all, connection.channel.completions.fd())?;
         }
         Ok(all)
     }

@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use libc::{POLLIN, POLLNVAL};
 
 use super::*;
+use crate::os::alloc::try_push_small;
 
 impl EventSource for Stream {
     type State = State;
@@ -194,7 +195,7 @@ impl Pollable for Stream {
     fn descriptors(&self) -> Result<Descriptors> {
         let (state, mut all) = (self.lock(), Descriptors::new());
         if !state.released && !state.leadership.has_leader() {
-            all.push(self.channel.events.as_raw_fd())?;
+            try_push_small(&mut all, self.channel.events.as_raw_fd())?;
         }
         Ok(all)
     }
