@@ -1,7 +1,6 @@
 //! `/etc/rdma/rsocket/auto_config`: which sockets of which programs use RDMA or TCP. Read by
 //! librspreload, and checked by rdmacm-doctor.
 
-use core::fmt;
 use core::net::IpAddr;
 
 use crate::preload_rules::{names, words};
@@ -36,38 +35,16 @@ impl Mode {
     }
 }
 
-/// Why a line has no effect.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Problem {
-    /// The first word is unknown.
-    Keyword,
-    /// A word is missing.
-    Missing,
-    /// There are more words than the line takes.
-    Extra,
-    /// A word is not a number, or the number is too large.
-    Number,
-    /// The mode is neither rdma, auto nor tcp.
-    Mode,
-    /// The network is neither an address, an address with a prefix length, nor `*`.
-    Network,
-    /// `rdma` applies to whole programs, but the line names a network or a port.
-    Program,
-}
+/// Why a line has no effect, as a text.
+pub type Problem = &'static str;
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Problem::Keyword => "the first word must be mode, timeout, remember, auto, rdma or tcp",
-            Problem::Missing => "a word is missing",
-            Problem::Extra => "there are too many words",
-            Problem::Number => "this is not a number, or it is too large",
-            Problem::Mode => "the mode must be rdma, auto or tcp",
-            Problem::Network => "the network must be an address, an address with a prefix length, or *",
-            Problem::Program => "rdma applies to whole programs: the network must be * without a port",
-        })
-    }
-}
+const KEYWORD: Problem = "the first word must be mode, timeout, remember, auto, rdma or tcp";
+const MISSING: Problem = "a word is missing";
+const EXTRA: Problem = "there are too many words";
+const NUMBER: Problem = "this is not a number, or it is too large";
+const MODE: Problem = "the mode must be rdma, auto or tcp";
+const NETWORK: Problem = "the network must be an address, an address with a prefix length, or *";
+const PROGRAM: Problem = "rdma applies to whole programs: the network must be * without a port";
 
 /// A network: addresses that have the first `bits` bits in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,31 +99,30 @@ impl<'a> Line<'a> {
     fn parse(line: &'a [u8]) -> Result<Option<Line<'a>>, Problem> {
         let mut words = words(line);
         let Some(keyword) = words.next() else { return Ok(None) };
-        let mut next = || words.next().ok_or(Problem::Missing);
+        let mut next = || words.next().ok_or(MISSING);
         let line = match keyword {
-            b"mode" => Line::Mode(Mode::named(next()?).ok_or(Problem::Mode)?),
+            b"mode" => Line::Mode(Mode::named(next()?).ok_or(MODE)?),
             b"timeout" => Line::Timeout(number(next()?)?),
             b"remember" => Line::Remember(number(next()?)?),
             _ => {
-                let mode = Mode::named(keyword).ok_or(Problem::Keyword)?;
+                let mode = Mode::named(keyword).ok_or(KEYWORD)?;
                 let (program, network) = (next()?, next()?);
-                let network =
-                    if network == b"*" { None } else { Some(Network::parse(network).ok_or(Problem::Network)?) };
+                let network = if network == b"*" { None } else { Some(Network::parse(network).ok_or(NETWORK)?) };
                 let port = words.next().filter(|&word| word != b"*").map(number).transpose()?;
-                let port = port.map(u16::try_from).transpose().map_err(|_| Problem::Number)?;
+                let port = port.map(u16::try_from).transpose().map_err(|_| NUMBER)?;
                 if mode == Mode::Rdma && (network.is_some() || port.is_some()) {
-                    return Err(Problem::Program);
+                    return Err(PROGRAM);
                 }
                 Line::Rule(Rule { mode, program, network, port })
             }
         };
-        if words.next().is_some() { Err(Problem::Extra) } else { Ok(Some(line)) }
+        if words.next().is_some() { Err(EXTRA) } else { Ok(Some(line)) }
     }
 }
 
 fn number(word: &[u8]) -> Result<u32, Problem> {
     let number = core::str::from_utf8(word).ok().and_then(|word| word.parse().ok());
-    number.filter(|&number| number <= i32::MAX as u32).ok_or(Problem::Number)
+    number.filter(|&number| number <= i32::MAX as u32).ok_or(NUMBER)
 }
 
 /// The text of the file.
@@ -240,18 +216,17 @@ mod tests {
             b"mode auto\nmod rdma\n\n# comment\nmode\ntimeout x\ntcp * 10.0.0.0/33\ntcp * * * *\nrdma * 10.0.0.1\n\
             mode slow\ntcp nc\nremember 99999999999\ntcp * * 65536\n";
         let problems: Vec<_> = Config(text).problems().collect();
-        use Problem::*;
         let expected = [
-            (2, Keyword),
-            (5, Missing),
-            (6, Number),
-            (7, Network),
-            (8, Extra),
-            (9, Program),
-            (10, Mode),
-            (11, Missing),
-            (12, Number),
-            (13, Number),
+            (2, KEYWORD),
+            (5, MISSING),
+            (6, NUMBER),
+            (7, NETWORK),
+            (8, EXTRA),
+            (9, PROGRAM),
+            (10, MODE),
+            (11, MISSING),
+            (12, NUMBER),
+            (13, NUMBER),
         ];
         assert_eq!(problems, expected);
     }

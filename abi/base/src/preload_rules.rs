@@ -2,7 +2,6 @@
 //! Read by librspreload, and checked by rdmacm-doctor.
 
 use core::ffi::c_int;
-use core::fmt;
 
 use libc::{AF_IB, AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_STREAM};
 
@@ -46,29 +45,13 @@ pub fn ask_for(text: &[u8], program: &[u8], socket: &Socket) -> bool {
     rules.any(|rule| rule.kind.is_some() && rule.matches(program, socket))
 }
 
-/// Why a line has no effect.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Problem {
-    /// There are fewer than four words.
-    Missing,
-    /// The second word is not a known domain.
-    Domain,
-    /// The third word is not a known type.
-    Type,
-    /// The fourth word is not a known protocol.
-    Protocol,
-}
+/// Why a line has no effect, as a text.
+pub type Problem = &'static str;
 
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Problem::Missing => "a rule has four words: program, domain, type, protocol",
-            Problem::Domain => "the domain must be INET, INET6, IB or *",
-            Problem::Type => "the type must be STREAM, DGRAM or *",
-            Problem::Protocol => "the protocol must be TCP, UDP or *",
-        })
-    }
-}
+const MISSING: Problem = "a rule has four words: program, domain, type, protocol";
+const DOMAIN: Problem = "the domain must be INET, INET6, IB or *";
+const TYPE: Problem = "the type must be STREAM, DGRAM or *";
+const PROTOCOL: Problem = "the protocol must be TCP, UDP or *";
 
 /// Returns the number, counted from 1, and the problem of each line of `text` that is no valid
 /// rule, comment or empty line.
@@ -102,10 +85,10 @@ impl<'a> Rule<'a> {
     }
 
     fn of(program: &'a [u8], mut words: impl Iterator<Item = &'a [u8]>) -> Result<Self, Problem> {
-        let mut next = |names, problem| value(words.next().ok_or(Problem::Missing)?, names).ok_or(problem);
-        let domain = next(DOMAINS, Problem::Domain)?;
-        let kind = next(KINDS, Problem::Type)?;
-        let protocol = next(PROTOCOLS, Problem::Protocol)?;
+        let mut next = |names, problem| value(words.next().ok_or(MISSING)?, names).ok_or(problem);
+        let domain = next(DOMAINS, DOMAIN)?;
+        let kind = next(KINDS, TYPE)?;
+        let protocol = next(PROTOCOLS, PROTOCOL)?;
         Ok(Rule { program, domain, kind, protocol })
     }
 
@@ -205,13 +188,7 @@ mod tests {
     #[test]
     fn ignored_lines_are_reported() {
         let text = b"# all\n\nnc * * *\nnc INET\nnc INTE STREAM *\nnc * STREM *\nnc * * SCTP # no\nnc\n";
-        let expected = [
-            (4, Problem::Missing),
-            (5, Problem::Domain),
-            (6, Problem::Type),
-            (7, Problem::Protocol),
-            (8, Problem::Missing),
-        ];
+        let expected = [(4, MISSING), (5, DOMAIN), (6, TYPE), (7, PROTOCOL), (8, MISSING)];
         assert!(problems(text).eq(expected));
     }
 
