@@ -5,8 +5,6 @@
 //! records of an answer itself.
 #![forbid(unsafe_code)]
 
-use core::fmt;
-
 const VERSION: u8 = 1;
 const OP_RESOLVE: u8 = 0x01;
 const OP_ACK: u8 = 0x80;
@@ -104,17 +102,6 @@ pub enum Malformed {
     /// The length field is not the size of a header and up to eight records, or not the size of the
     /// message.
     Length(u16),
-}
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Malformed::Short => f.write_str("message shorter than its header"),
-            Malformed::Version(version) => write!(f, "version {version}"),
-            Malformed::Opcode(opcode) => write!(f, "opcode {opcode:#x}"),
-            Malformed::Length(length) => write!(f, "length {length}"),
-        }
-    }
 }
 
 /// The validated header of an answer.
