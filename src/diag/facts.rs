@@ -83,30 +83,11 @@ fn is_local(address: &sockaddr_storage) -> bool {
     }
 }
 
-/// Whether the process can use RDMA devices, and why not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Access {
-    /// The process can use them, or this was not checked.
-    #[default]
-    Fine,
-    /// The kernel has no RDMA device.
-    NoDevices,
-    /// The kernel has no connection manager for programs.
-    NoModule,
-    /// The kernel has a connection manager, but /dev/infiniband/rdma_cm does not exist.
-    NoNode,
-    /// The process has no permission to open /dev/infiniband/rdma_cm.
-    Forbidden,
-    /// No device's /dev/infiniband/uverbs* exists.
-    NoVerbsNode,
-    /// The process has no permission to open any /dev/infiniband/uverbs*.
-    VerbsForbidden,
-}
-
 /// The facts from which [`reason`] derives the likely reason, in addition to call and errno.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    pub access: Access,
+    /// Why the process cannot use RDMA devices; `None` if it can, or if this was not checked.
+    pub access: Option<&'static str>,
     /// The limit of locked memory in bytes, if any.
     pub memlock: Option<u64>,
     /// Whether the device is known.
@@ -144,30 +125,30 @@ impl Facts {
     }
 }
 
-fn access() -> Access {
+fn access() -> Option<&'static str> {
     if is_empty(c"/sys/class/infiniband") {
-        return Access::NoDevices;
+        return Some(reason::NO_DEVICES);
     }
     match faccess(c"/dev/infiniband/rdma_cm") {
         0 => verbs_access(),
-        libc::EACCES | libc::EPERM => Access::Forbidden,
-        _ if faccessat(c"/sys/class/misc/rdma_cm", libc::F_OK) == 0 => Access::NoNode,
-        _ => Access::NoModule,
+        libc::EACCES | libc::EPERM => Some(reason::FORBIDDEN),
+        _ if faccessat(c"/sys/class/misc/rdma_cm", libc::F_OK) == 0 => Some(reason::NO_NODE),
+        _ => Some(reason::NO_MODULE),
     }
 }
 
-fn verbs_access() -> Access {
+fn verbs_access() -> Option<&'static str> {
     /// Number of devices that are checked.
     const DEVICES: u32 = 32;
-    let mut result = Access::NoVerbsNode;
+    let mut result = Some(reason::NO_VERBS_NODE);
     for number in 0..DEVICES {
         let path = |folder: &str| FixedString::<64>::cut(format_args!("{folder}/uverbs{number}"));
         if faccessat(path("/sys/class/infiniband_verbs").as_c_str(), libc::F_OK) != 0 {
             continue;
         }
         match faccess(path("/dev/infiniband").as_c_str()) {
-            0 => return Access::Fine,
-            libc::EACCES | libc::EPERM => result = Access::VerbsForbidden,
+            0 => return None,
+            libc::EACCES | libc::EPERM => result = Some(reason::VERBS_FORBIDDEN),
             _ => {}
         }
     }

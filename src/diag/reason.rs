@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 
-use super::facts::{Access, Facts};
+use super::facts::Facts;
 use crate::errno::Errno;
 use crate::ffi::rdma_cm_event_type::{self, *};
 
@@ -60,9 +60,7 @@ const LOOPBACK: &str =
 
 /// Returns the reason for the failure of a call.
 pub fn of_call(name: &str, error: Errno, facts: &Facts) -> Reason {
-    if depends_on_access(name, error)
-        && let Some(text) = of_access(facts.access)
-    {
+    if let Some(text) = facts.access {
         return text.into();
     }
     if facts.loopback && matches!(error.get(), libc::ENODEV | libc::EADDRNOTAVAIL) {
@@ -90,29 +88,22 @@ pub fn of_call(name: &str, error: Errno, facts: &Facts) -> Reason {
     special.map_or_else(|| general(name, error, facts), Reason::from)
 }
 
-fn of_access(access: Access) -> Option<&'static str> {
-    match access {
-        Access::Fine => None,
-        Access::NoDevices => Some(
-            "this machine has no RDMA device: its driver is not loaded (lspci -k, rdma link show), or no software device was added; or each device belongs to one network namespace, and none to this one (rdma system show)",
-        ),
-        Access::NoModule => {
-            Some("there is no /dev/infiniband/rdma_cm: the kernel's module rdma_ucm is not loaded (modprobe rdma_ucm)")
-        }
-        Access::NoNode => Some(
-            "there is no /dev/infiniband/rdma_cm, although the kernel has it: was a container given the device files (docker: --device=/dev/infiniband)? Is udev running?",
-        ),
-        Access::Forbidden => {
-            Some("no permission for /dev/infiniband/rdma_cm: it must be readable and writable for this user")
-        }
-        Access::NoVerbsNode => Some(
-            "there is no /dev/infiniband/uverbs*: the kernel's module ib_uverbs is not loaded (modprobe ib_uverbs), or a container did not get the device files",
-        ),
-        Access::VerbsForbidden => Some(
-            "no permission for /dev/infiniband/uverbs*: the device's file must be readable and writable for this user",
-        ),
-    }
-}
+// Why the process cannot use RDMA devices (`Facts::access`).
+
+/// The kernel has no RDMA device.
+pub const NO_DEVICES: &str = "this machine has no RDMA device: its driver is not loaded (lspci -k, rdma link show), or no software device was added; or each device belongs to one network namespace, and none to this one (rdma system show)";
+/// The kernel has no connection manager for programs.
+pub const NO_MODULE: &str =
+    "there is no /dev/infiniband/rdma_cm: the kernel's module rdma_ucm is not loaded (modprobe rdma_ucm)";
+/// The kernel has a connection manager, but /dev/infiniband/rdma_cm does not exist.
+pub const NO_NODE: &str = "there is no /dev/infiniband/rdma_cm, although the kernel has it: was a container given the device files (docker: --device=/dev/infiniband)? Is udev running?";
+/// The process has no permission to open /dev/infiniband/rdma_cm.
+pub const FORBIDDEN: &str = "no permission for /dev/infiniband/rdma_cm: it must be readable and writable for this user";
+/// No device's /dev/infiniband/uverbs* exists.
+pub const NO_VERBS_NODE: &str = "there is no /dev/infiniband/uverbs*: the kernel's module ib_uverbs is not loaded (modprobe ib_uverbs), or a container did not get the device files";
+/// The process has no permission to open any /dev/infiniband/uverbs*.
+pub const VERBS_FORBIDDEN: &str =
+    "no permission for /dev/infiniband/uverbs*: the device's file must be readable and writable for this user";
 
 /// Returns whether the reason depends on [`Facts::local`].
 pub fn depends_on_address(name: &str, error: Errno) -> bool {
@@ -332,7 +323,7 @@ mod tests {
     use super::*;
 
     const NO_FACTS: Facts =
-        Facts { access: Access::Fine, memlock: None, device: false, null: false, loopback: false, local: false };
+        Facts { access: None, memlock: None, device: false, null: false, loopback: false, local: false };
 
     fn call(name: &str, errno: c_int, facts: Facts) -> String {
         of_call(name, Errno::new(errno), &facts).to_string()
@@ -340,23 +331,21 @@ mod tests {
 
     #[test]
     fn channels() {
-        let with = |access| Facts { access, ..NO_FACTS };
+        let with = |access| Facts { access: Some(access), ..NO_FACTS };
         for name in ["rdma_create_event_channel", "rsocket"] {
-            assert!(call(name, libc::ENODEV, with(Access::NoDevices)).contains("no RDMA device"));
-            assert!(call(name, libc::ENODEV, with(Access::NoDevices)).contains("rdma system show"));
-            assert!(call(name, libc::ENOENT, with(Access::NoModule)).contains("modprobe rdma_ucm"));
-            assert!(call(name, libc::ENOENT, with(Access::NoNode)).contains("container"));
-            assert!(
-                call(name, libc::EACCES, with(Access::Forbidden)).contains("no permission for /dev/infiniband/rdma_cm")
-            );
+            assert!(call(name, libc::ENODEV, with(NO_DEVICES)).contains("no RDMA device"));
+            assert!(call(name, libc::ENODEV, with(NO_DEVICES)).contains("rdma system show"));
+            assert!(call(name, libc::ENOENT, with(NO_MODULE)).contains("modprobe rdma_ucm"));
+            assert!(call(name, libc::ENOENT, with(NO_NODE)).contains("container"));
+            assert!(call(name, libc::EACCES, with(FORBIDDEN)).contains("no permission for /dev/infiniband/rdma_cm"));
         }
         // If rdma_create_id() fails for a synchronous id, errno is always ENOMEM.
-        assert!(call("rdma_create_id", libc::ENOMEM, with(Access::Forbidden)).contains("no permission"));
+        assert!(call("rdma_create_id", libc::ENOMEM, with(FORBIDDEN)).contains("no permission"));
         assert!(call("rdma_create_id", libc::ENOMEM, NO_FACTS).contains("memory"));
         assert!(!depends_on_access("rdma_listen", Errno::ENODEV));
-        let forbidden = with(Access::VerbsForbidden);
+        let forbidden = with(VERBS_FORBIDDEN);
         assert!(call("rdma_bind_addr", libc::ENODEV, forbidden).contains("no permission for /dev/infiniband/uverbs"));
-        assert!(call("rdma_getaddrinfo", libc::ENODEV, with(Access::NoDevices)).contains("no RDMA device"));
+        assert!(call("rdma_getaddrinfo", libc::ENODEV, with(NO_DEVICES)).contains("no RDMA device"));
     }
 
     #[test]
