@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use crate::errno::{Errno, Result};
 
 /// A string of at most `N` - 1 bytes, and a NUL.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct FixedString<const N: usize> {
     bytes: [u8; N],
     used: usize,
@@ -51,12 +51,6 @@ impl<const N: usize> Write for FixedString<N> {
         self.bytes[self.used..self.used + taken].copy_from_slice(&text.as_bytes()[..taken]);
         self.used += taken;
         if taken < text.len() { Err(fmt::Error) } else { Ok(()) }
-    }
-}
-
-impl<const N: usize> fmt::Debug for FixedString<N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.as_c_str().fmt(f)
     }
 }
 
