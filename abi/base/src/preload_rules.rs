@@ -34,15 +34,18 @@ const PROTOCOLS: &[(&str, c_int)] =
 /// Returns whether the rules in `text` allow `program` to create `socket` as an rsocket. Without
 /// any rule, every program may create every socket as an rsocket.
 pub fn allow(text: &[u8], program: &[u8], socket: &Socket) -> bool {
-    let mut rules = text.split(|&byte| byte == b'\n').filter_map(Rule::parse).peekable();
+    let mut rules = rules(text).peekable();
     rules.peek().is_none() || rules.any(|rule| rule.matches(program, socket))
 }
 
 /// Returns whether a rule in `text` that matches `program` and `socket` names the socket's type,
 /// instead of `*`.
 pub fn ask_for(text: &[u8], program: &[u8], socket: &Socket) -> bool {
-    let mut rules = text.split(|&byte| byte == b'\n').filter_map(Rule::parse);
-    rules.any(|rule| rule.kind.is_some() && rule.matches(program, socket))
+    rules(text).any(|rule| rule.kind.is_some() && rule.matches(program, socket))
+}
+
+fn rules(text: &[u8]) -> impl Iterator<Item = Rule<'_>> {
+    text.split(|&byte| byte == b'\n').filter_map(|line| Rule::parse(line).ok().flatten())
 }
 
 /// Why a line has no effect, as a text.
@@ -57,10 +60,7 @@ const PROTOCOL: Problem = "the protocol must be TCP, UDP or *";
 /// rule, comment or empty line.
 pub fn problems(text: &[u8]) -> impl Iterator<Item = (usize, Problem)> {
     let lines = text.split(|&byte| byte == b'\n').zip(1..);
-    lines.filter_map(|(line, number)| match Rule::read(line) {
-        Some(Err(problem)) => Some((number, problem)),
-        _ => None,
-    })
+    lines.filter_map(|(line, number)| Rule::parse(line).err().map(|problem| (number, problem)))
 }
 
 /// A rule, on a line of its own. `None` stands for `*`.
@@ -72,24 +72,13 @@ struct Rule<'a> {
 }
 
 impl<'a> Rule<'a> {
-    /// Parses a line. Returns `None` for empty lines, comments and lines that are no valid rule.
-    fn parse(line: &'a [u8]) -> Option<Self> {
-        Self::read(line)?.ok()
-    }
-
-    /// Parses a line. Returns `None` for empty lines and comments.
-    fn read(line: &'a [u8]) -> Option<Result<Self, Problem>> {
+    /// Parses a line. Returns `Ok(None)` for empty lines and comments.
+    fn parse(line: &'a [u8]) -> Result<Option<Self>, Problem> {
         let mut words = words(line);
-        let program = words.next()?;
-        Some(Self::of(program, words))
-    }
-
-    fn of(program: &'a [u8], mut words: impl Iterator<Item = &'a [u8]>) -> Result<Self, Problem> {
+        let Some(program) = words.next() else { return Ok(None) };
         let mut next = |names, problem| value(words.next().ok_or(MISSING)?, names).ok_or(problem);
-        let domain = next(DOMAINS, DOMAIN)?;
-        let kind = next(KINDS, TYPE)?;
-        let protocol = next(PROTOCOLS, PROTOCOL)?;
-        Ok(Rule { program, domain, kind, protocol })
+        let (domain, kind, protocol) = (next(DOMAINS, DOMAIN)?, next(KINDS, TYPE)?, next(PROTOCOLS, PROTOCOL)?);
+        Ok(Some(Rule { program, domain, kind, protocol }))
     }
 
     fn matches(&self, program: &[u8], socket: &Socket) -> bool {
