@@ -204,13 +204,13 @@ pub fn background(fd: Option<c_int>, endpoints: &Endpoints, error: Errno, cause:
         return;
     }
     log("rsocket", |line| {
-        let facts = Facts::of_endpoints(Some(endpoints));
         if let Some(fd) = fd {
             line.push(format_args!(": socket {fd}"));
         }
         line.push_endpoints(Some(endpoints));
         line.push(format_args!(": {error:?}: {cause}"));
         if let Cause::Connecting | Cause::Accepting = cause {
+            let facts = Facts::of_endpoints(Some(endpoints));
             line.push(format_args!("{}", reason::of_call("rconnect", error, &facts)));
         }
     });

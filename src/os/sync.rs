@@ -135,7 +135,7 @@ impl<T> Lock<T> {
         taken.then(|| Guard { lock: self })
     }
 
-    /// Waits for the lock, for at most `time`. Returns `None` if this thread holds it.
+    /// Waits for the lock. Returns `None` after `time`, and at once if this thread holds the lock.
     #[cold]
     fn lock_slowly(&self, time: Option<Duration>) -> Option<Guard<'_, T>> {
         let me = here();
