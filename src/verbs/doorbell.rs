@@ -17,7 +17,7 @@ use crate::os::cancel;
 use crate::os::uapi::{
     IB_USER_VERBS_CMD_POST_SEND, RDMA_DRIVER_RXE, RDMA_DRIVER_SIW, UVERBS_ATTR_CORE_IN, UVERBS_ATTR_CORE_OUT,
     UVERBS_ATTR_F_MANDATORY, UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_INVOKE_WRITE, UVERBS_OBJECT_DEVICE, ib_uverbs_attr,
-    ib_uverbs_attr__bindgen_ty_2, ib_uverbs_ioctl_hdr, ib_uverbs_post_send, ib_uverbs_send_wr, rdma_driver_id,
+    ib_uverbs_ioctl_hdr, ib_uverbs_post_send, ib_uverbs_send_wr, rdma_driver_id,
 };
 use crate::verbs::{ibv_context, ibv_qp};
 
@@ -127,12 +127,11 @@ unsafe fn ring(qp: NonNull<ibv_qp>) -> Result<()> {
         // The attribute has the value itself instead of an address.
         (UVERBS_ATTR_WRITE_CMD, size_of::<u64>(), IB_USER_VERBS_CMD_POST_SEND.into()),
     ];
-    let attributes = attributes.map(|(id, len, data)| ib_uverbs_attr {
-        attr_id: id as u16,
-        len: len as u16,
-        flags: UVERBS_ATTR_F_MANDATORY as u16,
-        __bindgen_anon_1: ib_uverbs_attr__bindgen_ty_2 { data },
-        ..Default::default()
+    let attributes = attributes.map(|(id, len, data)| {
+        let (attr_id, len, flags) = (id as u16, len as u16, UVERBS_ATTR_F_MANDATORY as u16);
+        let mut attribute = ib_uverbs_attr { attr_id, len, flags, ..Default::default() };
+        attribute.__bindgen_anon_1.data = data;
+        attribute
     });
     let header = ib_uverbs_ioctl_hdr {
         length: size_of::<Call>() as u16,
