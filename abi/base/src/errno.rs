@@ -2,22 +2,14 @@
 
 use core::ffi::c_int;
 
-/// Returns the address of the thread's `errno`, which is different in each thread of the process.
-pub fn location() -> *mut c_int {
-    // SAFETY: the function has no arguments and no preconditions.
-    unsafe { libc::__errno_location() }
-}
-
 /// Returns the thread's `errno`.
 pub fn get() -> c_int {
-    // SAFETY: valid as long as the thread lives.
-    unsafe { location().read() }
+    errno::errno().0
 }
 
 /// Sets the thread's `errno`.
-pub fn set(errno: c_int) {
-    // SAFETY: valid as long as the thread lives.
-    unsafe { location().write(errno) }
+pub fn set(value: c_int) {
+    errno::set_errno(errno::Errno(value));
 }
 
 /// Sets `errno` and returns -1.
@@ -34,13 +26,10 @@ pub fn keeping<T>(call: impl FnOnce() -> T) -> T {
 /// Runs `call`, restores `errno` if `restores` returns true for the result, and returns the result.
 #[inline]
 pub fn keeping_if<T>(call: impl FnOnce() -> T, restores: impl FnOnce(&T) -> bool) -> T {
-    let errno = location();
-    // SAFETY: valid as long as the thread lives.
-    let before = unsafe { errno.read() };
+    let before = get();
     let result = call();
     if restores(&result) {
-        // SAFETY: valid as long as the thread lives.
-        unsafe { errno.write(before) };
+        set(before);
     }
     result
 }
