@@ -175,7 +175,7 @@ pub fn close(fd: c_int) -> Result<()> {
 
 fn close_object(fd: c_int) -> Result<()> {
     // Removed from the table first: the number may be reused as soon as it is closed.
-    match &*TABLE.remove(fd, None).ok_or(Errno::EBADF)? {
+    match &*TABLE.remove(fd).ok_or(Errno::EBADF)? {
         Object::Socket(Socket::Stream(socket)) => socket.close(),
         Object::Socket(Socket::Datagram(socket)) => return socket.close(),
         Object::Epoll(epoll) => epoll.close(),

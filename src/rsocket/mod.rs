@@ -17,7 +17,7 @@ mod reactor;
 pub mod select;
 mod socket_table;
 mod stream;
-pub mod table;
+mod table;
 pub mod wire;
 
 #[cfg(fuzzing)]

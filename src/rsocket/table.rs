@@ -47,25 +47,19 @@ struct Slot<T> {
 
 impl<T> Slot<T> {
     fn get(&self) -> Option<Arc<T>> {
-        // AcqRel orders this before the load: either `wait_for_pins` sees this pin, or the load
-        // sees the change made before `wait_for_pins`.
-        self.pins.fetch_add(1, Ordering::AcqRel);
-        let object = self.object.load(Ordering::Acquire);
-        let reference = NonNull::new(object).map(|object| {
-            // SAFETY: the slot owned its reference after the pin was set, and keeps it while
-            // pinned.
-            unsafe {
-                Arc::increment_strong_count(object.as_ptr());
-                Arc::from_raw(object.as_ptr())
-            }
-        });
-        self.unpin();
-        reference
+        let pinned = self.pin()?;
+        // SAFETY: the object is from `Arc::into_raw`, and the slot keeps its reference while
+        // pinned.
+        unsafe {
+            Arc::increment_strong_count(pinned.object.as_ptr());
+            Some(Arc::from_raw(pinned.object.as_ptr()))
+        }
     }
 
     #[inline]
     fn pin(&self) -> Option<Pinned<'_, T>> {
-        // AcqRel for the same reason as in `get`.
+        // AcqRel orders this before the load: either `wait_for_pins` sees this pin, or the load
+        // sees the change made before `wait_for_pins`.
         self.pins.fetch_add(1, Ordering::AcqRel);
         match NonNull::new(self.object.load(Ordering::Acquire)) {
             Some(object) => Some(Pinned { slot: self, object }),
@@ -82,29 +76,13 @@ impl<T> Slot<T> {
         self.pins.fetch_sub(1, Ordering::Release);
     }
 
-    /// Stores `new` (from `Arc::into_raw`, or null). Returns the previous object.
+    /// Stores `new` (from `Arc::into_raw`, or null). Waits for readers of the previous object, and
+    /// returns it.
     fn swap(&self, new: *mut T) -> Option<Arc<T>> {
-        let old = self.object.swap(new, Ordering::AcqRel);
-        // SAFETY: `old` was just taken out of the slot.
-        unsafe { self.taken(old) }
-    }
-
-    /// Empties the slot if it contains `expected`. Returns the object in this case.
-    fn take(&self, expected: *const T) -> Option<Arc<T>> {
-        let old =
-            self.object.compare_exchange(expected.cast_mut(), ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
-        // SAFETY: `old` was just taken out of the slot.
-        old.ok().and_then(|old| unsafe { self.taken(old) })
-    }
-
-    /// Waits for readers, and returns the reference that the slot owned. `None` if `old` is null.
-    ///
-    /// # Safety
-    /// `old` was taken out of this slot, once.
-    unsafe fn taken(&self, old: *mut T) -> Option<Arc<T>> {
-        let old = NonNull::new(old)?;
+        let old = NonNull::new(self.object.swap(new, Ordering::AcqRel))?;
         self.wait_for_pins();
-        // SAFETY: this is the slot's reference, which no other thread takes.
+        // SAFETY: `old` was just taken out of the slot, with the slot's reference, which no other
+        // thread takes.
         Some(unsafe { Arc::from_raw(old.as_ptr()) })
     }
 
@@ -188,13 +166,9 @@ impl<T: Send + Sync> Table<T> {
         self.slot(fd)?.pin()
     }
 
-    /// Removes and returns the object of `fd`. If `expected` is given, only this object is removed.
-    pub fn remove(&self, fd: c_int, expected: Option<&Arc<T>>) -> Option<Arc<T>> {
-        let slot = self.slot(fd)?;
-        match expected {
-            Some(expected) => slot.take(Arc::as_ptr(expected)),
-            None => slot.swap(ptr::null_mut()),
-        }
+    /// Removes and returns the object of `fd`.
+    pub fn remove(&self, fd: c_int) -> Option<Arc<T>> {
+        self.slot(fd)?.swap(ptr::null_mut())
     }
 
     /// Calls `each` with every object, in ascending order of the numbers.
@@ -270,13 +244,6 @@ impl<T: Send + Sync> Table<T> {
     }
 }
 
-#[cfg(not(all(test, loom)))]
-impl<T: Send + Sync> Default for Table<T> {
-    fn default() -> Table<T> {
-        Table::new()
-    }
-}
-
 /// Allocates empty slots.
 #[cfg(not(all(test, loom)))]
 fn allocate<T>(layout: Layout, _count: usize) -> Result<NonNull<Slot<T>>> {
@@ -326,21 +293,9 @@ mod tests {
         let mut all = Vec::new();
         table.for_each(|fd, object| all.push((fd, *object)));
         assert_eq!(all, [(3, 30), (70_000, 31)]);
-        assert_eq!(table.remove(3, None).as_deref(), Some(&30));
-        assert!(table.remove(3, None).is_none());
-    }
-
-    #[test]
-    fn removes_only_the_expected_object() {
-        let table = Table::new();
-        let (old, new) = (Arc::new(1), Arc::new(2));
-        table.insert(5, Arc::clone(&old)).unwrap();
-        let replaced = table.insert(5, Arc::clone(&new)).unwrap();
-        assert!(replaced.is_some_and(|replaced| Arc::ptr_eq(&replaced, &old)));
-        assert!(table.remove(5, Some(&old)).is_none());
-        assert_eq!(Arc::strong_count(&old), 1);
-        assert!(table.remove(5, Some(&new)).is_some_and(|removed| Arc::ptr_eq(&removed, &new)));
-        assert_eq!(Arc::strong_count(&new), 1);
+        assert_eq!(table.insert(3, Arc::new(32)).unwrap().as_deref(), Some(&30));
+        assert_eq!(table.remove(3).as_deref(), Some(&32));
+        assert!(table.remove(3).is_none());
     }
 
     /// The pin belongs to a thread of the parent.
@@ -355,7 +310,7 @@ mod tests {
         if child == 0 {
             // SAFETY: the child has one thread.
             unsafe { table.after_fork() };
-            let removed = table.remove(9, None);
+            let removed = table.remove(9);
             let is_kept = removed.is_some_and(|removed| Arc::strong_count(&removed) == 2);
             let has_none = slot.pins.load(Ordering::Relaxed) == 0;
             // SAFETY: ends the child.
@@ -407,7 +362,7 @@ mod tests {
                         let fd = (round % 3) as c_int * 100;
                         drop(table.insert(fd, Arc::new(fd)).unwrap());
                         if round % 2 == writer {
-                            drop(table.remove(fd, None));
+                            drop(table.remove(fd));
                         }
                     }
                 });
@@ -467,7 +422,7 @@ mod models {
             };
             second(&table);
             assert!(other.join().is_ok());
-            drop(table.remove(0, None));
+            drop(table.remove(0));
         });
     }
 
@@ -475,7 +430,7 @@ mod models {
     fn get_and_remove() {
         run_concurrently(
             |table| assert!(table.get(0).is_none_or(|object| *object == 1)),
-            |table| assert!(table.remove(0, None).is_some_and(|object| *object == 1)),
+            |table| assert!(table.remove(0).is_some_and(|object| *object == 1)),
         );
     }
 
@@ -483,7 +438,7 @@ mod models {
     fn pin_and_remove() {
         run_concurrently(
             |table| assert!(table.pin(0).is_none_or(|object| *object == 1)),
-            |table| assert!(table.remove(0, None).is_some_and(|object| *object == 1)),
+            |table| assert!(table.remove(0).is_some_and(|object| *object == 1)),
         );
     }
 
@@ -503,7 +458,7 @@ mod models {
                 let second = table.get(0);
                 assert!(first.is_some() || second.is_none(), "a removed object came back");
             },
-            |table| drop(table.remove(0, None)),
+            |table| drop(table.remove(0)),
         );
     }
 
@@ -514,12 +469,9 @@ mod models {
             assert!(table.insert(0, Arc::new(1)).is_ok());
             let other = {
                 let table = Arc::clone(&table);
-                thread::spawn(move || {
-                    let object = table.get(0)?;
-                    table.remove(0, Some(&object)).map(|_| ())
-                })
+                thread::spawn(move || table.remove(0).map(|_| ()))
             };
-            let here = table.remove(0, None).map(|_| ());
+            let here = table.remove(0).map(|_| ());
             let there = other.join().ok().flatten();
             assert_eq!(here.is_some() as u32 + there.is_some() as u32, 1);
         });
@@ -535,7 +487,7 @@ mod models {
             };
             assert!(table.insert(1, Arc::new(2)).is_ok_and(|before| before.is_none()));
             assert!(other.join().is_ok());
-            assert_eq!((table.remove(0, None).map(|o| *o), table.remove(1, None).map(|o| *o)), (Some(1), Some(2)));
+            assert_eq!((table.remove(0).map(|o| *o), table.remove(1).map(|o| *o)), (Some(1), Some(2)));
         });
     }
 }
