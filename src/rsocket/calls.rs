@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use base::private;
 use libc::{epoll_event, iovec, pollfd, sockaddr_storage};
 
 use super::dgram::Dgram;
@@ -23,9 +24,23 @@ use crate::os::sockaddr::{AF_IB, SockAddr};
 use crate::os::{cancel, event, library_fds};
 
 /// The object behind a descriptor number.
+#[derive(Clone)]
 enum Object {
     Socket(Socket),
     Epoll(Arc<Epoll>),
+}
+
+impl Object {
+    fn close(&self) -> Result<()> {
+        match self {
+            Object::Socket(Socket::Stream(socket)) => socket.close(),
+            Object::Socket(Socket::Datagram(socket)) => socket.close(),
+            Object::Epoll(epoll) => {
+                epoll.close();
+                Ok(())
+            }
+        }
+    }
 }
 
 /// The object behind the descriptor number of an rsocket.
@@ -81,13 +96,15 @@ fn stream(fd: c_int) -> Result<Arc<Stream>> {
     }
 }
 
+/// Makes `object` the object of `fd`, and returns `fd`. Closes the object on failure.
 fn register(fd: c_int, object: Object) -> Result<c_int> {
     HAS_HAD_SOCKETS.store(true, Ordering::Relaxed);
     pinned_budget::set_reclaim(&RECLAIM);
+    let previous = try_arc(object.clone()).and_then(|new| TABLE.insert(fd, new)).inspect_err(|_| _ = object.close())?;
     // The program has closed the descriptor of a previous object with close(2), not rclose(3). The
     // previous object is leaked: dropping it would close the number, and destroy the kernel object
     // behind it, which both belong to the new object now.
-    mem::forget(TABLE.insert(fd, try_arc(object)?)?);
+    mem::forget(previous);
     Ok(fd)
 }
 
@@ -115,13 +132,11 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
     match (kind & !flags, protocol) {
         (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
             let stream = Stream::new(domain, flags)?;
-            let fd = stream.fd();
-            register(fd, Object::Socket(Socket::Stream(Arc::clone(&stream)))).inspect_err(|_| stream.close())
+            register(stream.fd(), Object::Socket(Socket::Stream(stream)))
         }
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
             let socket = Dgram::new(domain, flags)?;
-            let fd = socket.fd();
-            register(fd, Object::Socket(Socket::Datagram(Arc::clone(&socket)))).inspect_err(|_| _ = socket.close())
+            register(socket.fd(), Object::Socket(Socket::Datagram(socket)))
         }
         _ => Err(Errno::ENOTSUP),
     }
@@ -144,9 +159,7 @@ pub fn listen(fd: c_int, backlog: c_int) -> Result<()> {
 pub fn accept(fd: c_int) -> Result<(c_int, sockaddr_storage)> {
     let new = stream(fd)?.accept()?;
     let name = new.peer_name().unwrap_or(crate::os::sockaddr::zeroed());
-    let fd = new.fd();
-    register(fd, Object::Socket(Socket::Stream(Arc::clone(&new)))).inspect_err(|_| new.close())?;
-    Ok((fd, name))
+    Ok((register(new.fd(), Object::Socket(Socket::Stream(new)))?, name))
 }
 
 /// rconnect(3). `addr` is `None` for AF_UNSPEC, which dissolves the association of a datagram
@@ -170,17 +183,8 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
 
 /// rclose(3).
 pub fn close(fd: c_int) -> Result<()> {
-    cancel::never(|| close_object(fd))
-}
-
-fn close_object(fd: c_int) -> Result<()> {
     // Removed from the table first: the number may be reused as soon as it is closed.
-    match &*TABLE.remove(fd).ok_or(Errno::EBADF)? {
-        Object::Socket(Socket::Stream(socket)) => socket.close(),
-        Object::Socket(Socket::Datagram(socket)) => return socket.close(),
-        Object::Epoll(epoll) => epoll.close(),
-    }
-    Ok(())
+    cancel::never(|| TABLE.remove(fd).ok_or(Errno::EBADF)?.close())
 }
 
 /// Clears the pins of the parent's threads in the child of a fork().
@@ -361,53 +365,39 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
 /// Returns whether librspreload may use this option in the middle of another call and around a
 /// fork(): one of its private options that takes no rsocket's lock.
 pub fn is_asked_at_any_time(level: c_int, name: c_int) -> bool {
-    use base::private::{FORK, IS_OWN, LEVEL, LOG, MARKS};
-    level == LEVEL && [FORK, IS_OWN, LOG, MARKS].contains(&name)
+    level == private::LEVEL && [private::FORK, private::IS_OWN, private::LOG, private::MARKS].contains(&name)
 }
 
 /// rgetsockopt(3).
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
     match (level, name) {
-        (base::private::LEVEL, base::private::LONGEST_TURN) => return Ok(Value::int(reactor::longest_iteration())),
-        (base::private::LEVEL, base::private::IS_OWN) => return Ok(Value::int(library_fds::is_own(fd).into())),
-        (base::private::LEVEL, base::private::MARKS) => return Ok(Value::marks(library_fds::marks())),
-        _ => {}
-    }
-    match socket_of(fd)? {
-        Socket::Stream(socket) => socket.option(level, name),
-        Socket::Datagram(socket) => socket.option(level, name),
+        (private::LEVEL, private::LONGEST_TURN) => Ok(Value::int(reactor::longest_iteration())),
+        (private::LEVEL, private::IS_OWN) => Ok(Value::int(library_fds::is_own(fd).into())),
+        (private::LEVEL, private::MARKS) => Ok(Value::marks(library_fds::marks())),
+        _ => match socket_of(fd)? {
+            Socket::Stream(socket) => socket.option(level, name),
+            Socket::Datagram(socket) => socket.option(level, name),
+        },
     }
 }
 
 /// rsetsockopt(3).
 pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     match (level, name) {
-        (base::private::LEVEL, base::private::FLUSH_ON_EXIT) => {
-            flush_all_on_exit();
-            return Ok(());
-        }
-        (base::private::LEVEL, base::private::SIGPIPE) => return stream(fd)?.set_sigpipe(),
-        (base::private::LEVEL, base::private::CANCEL) => return stream(fd)?.cancel_attempt(),
-        (base::private::LEVEL, base::private::HANDED_OVER) => return stream(fd)?.hand_over(),
-        (base::private::LEVEL, base::private::HAND_OVER) => return hand_over(fd, value),
-        (base::private::LEVEL, base::private::FORK) => {
-            let step = value.first_chunk().ok_or(Errno::EINVAL)?;
-            return process::step(c_int::from_ne_bytes(*step));
-        }
-        (base::private::LEVEL, base::private::LOG) => {
-            diag::note("librspreload", value);
-            return Ok(());
-        }
-        (base::private::LEVEL, base::private::RESERVE_LOW_FDS) => {
-            library_fds::reserve_low_fds();
-            return Ok(());
-        }
-        _ => {}
+        (private::LEVEL, private::FLUSH_ON_EXIT) => flush_streams(true),
+        (private::LEVEL, private::LOG) => diag::note("librspreload", value),
+        (private::LEVEL, private::RESERVE_LOW_FDS) => library_fds::reserve_low_fds(),
+        (private::LEVEL, private::SIGPIPE) => stream(fd)?.set_sigpipe()?,
+        (private::LEVEL, private::CANCEL) => stream(fd)?.cancel_attempt()?,
+        (private::LEVEL, private::HANDED_OVER) => stream(fd)?.hand_over()?,
+        (private::LEVEL, private::HAND_OVER) => hand_over(fd, value)?,
+        (private::LEVEL, private::FORK) => process::step(stream::number(value)?)?,
+        _ => match socket_of(fd)? {
+            Socket::Stream(socket) => socket.set_option(level, name, value)?,
+            Socket::Datagram(socket) => socket.set_option(level, name, value)?,
+        },
     }
-    match socket_of(fd)? {
-        Socket::Stream(socket) => socket.set_option(level, name, value),
-        Socket::Datagram(socket) => socket.set_option(level, name, value),
-    }
+    Ok(())
 }
 
 /// Runs when the process exits: waits until the data of streams that the program has closed or shut
@@ -419,29 +409,17 @@ pub fn at_exit() {
     if HAS_HAD_SOCKETS.load(Ordering::Relaxed)
         && let Some(_mark) = Mark::set()
     {
-        flush_at_exit();
+        flush_streams(false);
     }
 }
 
+/// Waits until the data of streams that the program has closed or shut down has arrived. If `all`
+/// is set, because a process under librspreload exits, flushes and disconnects all streams, as the
+/// kernel does with sockets that the program has not closed.
 #[cold]
 #[inline(never)]
-fn flush_at_exit() {
-    TABLE.for_each(|_, object| {
-        if let Object::Socket(Socket::Stream(stream)) = &*object {
-            stream.flush_on_exit(false);
-        }
-    });
-    stream::wait_for_all();
-}
-
-/// Runs when a process under librspreload exits: flushes and disconnects all streams, as the kernel
-/// does with sockets that the program has not closed.
-fn flush_all_on_exit() {
-    TABLE.for_each(|_, object| {
-        if let Object::Socket(Socket::Stream(stream)) = &*object {
-            stream.flush_on_exit(true);
-        }
-    });
+fn flush_streams(all: bool) {
+    for_each_stream(|stream| stream.flush_on_exit(all));
     stream::wait_for_all();
 }
 
@@ -450,9 +428,13 @@ static RECLAIM: fn() = return_memory;
 
 /// Makes idle streams return the growth of their buffers. Streams that are busy or locked keep it.
 fn return_memory() {
-    TABLE.for_each(|_, object| {
+    for_each_stream(Stream::give_memory_back);
+}
+
+fn for_each_stream(each: impl Fn(&Stream)) {
+    TABLE.for_each(|object| {
         if let Object::Socket(Socket::Stream(stream)) = &*object {
-            stream.give_memory_back();
+            each(stream);
         }
     });
 }
@@ -498,8 +480,7 @@ pub unsafe fn write_mapped(fd: c_int, data: &[u8], offset: u64, flags: c_int) ->
 /// repoll_create(3). Returns the descriptor.
 pub fn epoll_create(flags: c_int) -> Result<c_int> {
     let epoll = Epoll::create(flags)?;
-    let fd = epoll.fd();
-    register(fd, Object::Epoll(Arc::clone(&epoll))).inspect_err(|_| epoll.close())
+    register(epoll.fd(), Object::Epoll(epoll))
 }
 
 /// Returns the repoll instance of `fd`. Fails with `EINVAL` for an rsocket, and with `EBADF` if
@@ -513,13 +494,12 @@ fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
 }
 
 /// Moves a member of the repoll instance `fd` to a kernel epoll instance of the program, where
-/// another descriptor replaces the member. `value` is a [`Handover`](base::private::Handover).
+/// another descriptor replaces the member. `value` is a [`Handover`](private::Handover).
 fn hand_over(fd: c_int, value: &[u8]) -> Result<()> {
-    let int = |at: usize| value.get(at..).and_then(<[u8]>::first_chunk).map(|bytes| c_int::from_ne_bytes(*bytes));
-    let member = int(mem::offset_of!(base::private::Handover, member));
-    let number = int(mem::offset_of!(base::private::Handover, fd));
-    let epfd = int(mem::offset_of!(base::private::Handover, epfd));
-    let ((member, number), epfd) = member.zip(number).zip(epfd).ok_or(Errno::EINVAL)?;
+    let int = |at: usize| stream::number(value.get(at..).unwrap_or_default());
+    let member = int(mem::offset_of!(private::Handover, member))?;
+    let number = int(mem::offset_of!(private::Handover, fd))?;
+    let epfd = int(mem::offset_of!(private::Handover, epfd))?;
     epoll(fd)?.hand_over(member, number, epfd)
 }
 

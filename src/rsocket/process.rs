@@ -14,7 +14,8 @@ use crate::os::fork::{self, Handlers, Layer};
 use crate::os::library_fds;
 use crate::{cm, diag};
 
-static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
+static HANDLERS: Handlers =
+    Handlers { before: reactor::before_fork, in_parent: reactor::after_fork_in_parent, in_child };
 
 /// Registers the handlers of rsockets and of the connection manager unless they were registered
 /// when the library was loaded. Fails with ENOMEM if the C library has no memory for them.
@@ -33,14 +34,6 @@ pub fn step(step: c_int) -> Result<()> {
         _ => return Err(Errno::EINVAL),
     }
     Ok(())
-}
-
-fn before() {
-    reactor::before_fork();
-}
-
-fn in_parent() {
-    reactor::after_fork_in_parent();
 }
 
 fn in_child() {
