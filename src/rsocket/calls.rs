@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::private;
-use libc::{epoll_event, iovec, pollfd, sockaddr_storage};
+use libc::{epoll_event, iovec, pollfd, sockaddr_storage, timeval};
 
 use super::dgram::Dgram;
 pub use super::dgram::ReceivedMessage;
 use super::epoll::Epoll;
 use super::pollable::{Lookup, Pollable};
+use super::select::{self, Sets};
 use super::stream::{self, Received, Stream, Value};
 use super::table::Table;
 use super::{pinned_budget, poll, process, reactor};
@@ -341,9 +342,9 @@ pub fn poll(fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
     poll::poll(&Sockets, fds, timeout)
 }
 
-/// Returns the lookup of rsockets for rselect(3).
-pub fn lookup() -> &'static dyn Lookup {
-    &Sockets
+/// rselect(3).
+pub fn select(nfds: c_int, sets: &mut Sets<'_>, timeout: Option<&mut timeval>) -> Result<c_int> {
+    select::select(&Sockets, nfds, sets, timeout)
 }
 
 /// rgetsockname(3).

@@ -35,14 +35,22 @@ static SPINNING: Spinning = Spinning::new();
 /// Like poll(2). `timeout` is in milliseconds, infinite if it is negative. An rsocket that is
 /// closed during the call gets POLLNVAL.
 pub fn poll<L: Lookup>(lookup: &L, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
-    if timeout != 0
-        && let [fd] = fds
-    {
-        return poll_one(lookup, fd, || Deadline::after_ms(timeout));
+    poll_until(lookup, fds, timeout == 0, || Deadline::after_ms(timeout))
+}
+
+/// Like [`poll`], with a deadline. `at_once`: the deadline has passed.
+pub fn poll_until<L: Lookup>(
+    lookup: &L,
+    fds: &mut [pollfd],
+    at_once: bool,
+    deadline: impl FnOnce() -> Deadline,
+) -> Result<c_int> {
+    if !at_once && let [fd] = fds {
+        return poll_one(lookup, fd, deadline);
     }
     match ready_now(lookup, fds)? {
-        Some(ready) if ready > 0 || timeout == 0 => Ok(count(ready)),
-        _ => wait(lookup, fds, Deadline::after_ms(timeout)),
+        Some(ready) if ready > 0 || at_once => Ok(count(ready)),
+        _ => wait(lookup, fds, deadline()),
     }
 }
 
@@ -69,19 +77,6 @@ fn poll_one(lookup: &dyn Lookup, fd: &mut pollfd, deadline: impl FnOnce() -> Dea
         return result.map(report);
     }
     in_call(|| wait_for_all(lookup, slice::from_mut(fd), deadline))
-}
-
-/// Like [`poll`], with a deadline.
-pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
-    if let [fd] = fds
-        && !deadline.passed()
-    {
-        return poll_one(lookup, fd, || deadline);
-    }
-    match ready_now(lookup, fds)? {
-        Some(ready) if ready > 0 || deadline.passed() => Ok(count(ready)),
-        _ => wait(lookup, fds, deadline),
-    }
 }
 
 /// Slow path: no rsocket was ready, there are other descriptors, or there are no rsockets.
@@ -111,7 +106,7 @@ fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> 
 /// other descriptors, or no rsockets.
 #[expect(clippy::inline_always, reason = "a loop around the fast path of each descriptor")]
 #[inline(always)]
-fn ready_now<L: Lookup + ?Sized>(lookup: &L, fds: &mut [pollfd]) -> Result<Option<usize>> {
+fn ready_now<L: Lookup>(lookup: &L, fds: &mut [pollfd]) -> Result<Option<usize>> {
     if fds.len() > USUAL_LIMIT && fds.len() > event::descriptor_limit() {
         return Err(Errno::EINVAL);
     }
@@ -226,7 +221,7 @@ impl Call<'_> {
         match set.poll(self, Some(Duration::ZERO)) {
             // A pending signal does not discard the rsockets that are ready.
             Err(_) if ready > 0 => Ok(ready),
-            result => result.map(|others| ready + others),
+            result => result.map(|others| ready + others.unwrap_or(0)),
         }
     }
 
@@ -250,10 +245,7 @@ impl Call<'_> {
             set.add(waiting.descriptor(), POLLIN, WAITER)?;
             set.add_rsockets(self)?;
             set.add_others(self)?;
-            let others = with_cleanup(cancelled, || set.poll(self, deadline.left()))?;
-            if set.timed_out() {
-                return Ok(0);
-            }
+            let Some(others) = with_cleanup(cancelled, || set.poll(self, deadline.left()))? else { return Ok(0) };
             set.take_events(self, &waiting);
             // Usually something is ready now, and nothing needs to be armed.
             let mut ready = self.poll_rsockets(false);
@@ -349,9 +341,11 @@ impl Set {
     }
 
     /// Polls, and fills in the revents of descriptors that are not rsockets. Returns how many of
-    /// them are ready.
-    fn poll(&mut self, call: &mut Call<'_>, timeout: Option<Duration>) -> Result<usize> {
-        event::poll(self.fds.as_mut_slice(), timeout)?;
+    /// them are ready; `None` after a time-out.
+    fn poll(&mut self, call: &mut Call<'_>, timeout: Option<Duration>) -> Result<Option<usize>> {
+        if event::poll(self.fds.as_mut_slice(), timeout)? == 0 {
+            return Ok(None);
+        }
         let mut ready = 0;
         for (revents, owner) in self.results() {
             if call.members.get(owner).is_some_and(|member| member.rsocket.is_none()) {
@@ -359,17 +353,12 @@ impl Set {
                 ready += usize::from(revents != 0);
             }
         }
-        Ok(ready)
+        Ok(Some(ready))
     }
 
     /// Returns the revents of the descriptors with their owners.
     fn results(&self) -> impl Iterator<Item = (c_short, usize)> {
         self.fds.as_slice().iter().map(|fd| fd.revents).zip(self.owners.as_slice().iter().copied())
-    }
-
-    /// Returns whether the kernel's poll timed out.
-    fn timed_out(&self) -> bool {
-        self.results().all(|(revents, _)| revents == 0)
     }
 
     /// Reads the events of readable descriptors and marks their rsockets as stale.

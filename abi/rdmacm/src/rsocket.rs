@@ -370,7 +370,7 @@ pub unsafe extern "C" fn rselect(
         };
         let mut sets = core::select::Sets { read: set(readfds), write: set(writefds), except: set(exceptfds) };
         // SAFETY: the C contract (crate documentation).
-        core::select::select(calls::lookup(), nfds, &mut sets, unsafe { timeout.as_mut() })
+        calls::select(nfds, &mut sets, unsafe { timeout.as_mut() })
     })
 }
 
