@@ -14,10 +14,8 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, P
 use crate::errno::{Errno, Result};
 use crate::os::alloc::SmallList;
 use crate::os::event::Deadline;
-use crate::os::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
-};
+use crate::os::sync::Mutex;
+use crate::os::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The bits for readable data. poll(2) has two names for the event.
 pub const IN: c_short = POLLIN | POLLRDNORM;
@@ -153,7 +151,7 @@ impl Watchers {
     /// Adds a watcher, which may be added several times. It is notified of changes from now on, so
     /// the caller polls the rsocket afterwards. Fails with `EBADF` after a close.
     pub fn add(&self, watcher: Arc<dyn Watcher>) -> Result<()> {
-        let mut list = self.lock();
+        let mut list = self.list.lock();
         if self.is_closed() {
             return Err(Errno::EBADF);
         }
@@ -166,7 +164,7 @@ impl Watchers {
     /// Removes a watcher once, if it is in the list. Afterwards it gets no [`Notice::Changed`],
     /// unless it was added several times.
     pub fn remove(&self, watcher: &Arc<dyn Watcher>) {
-        let mut list = self.lock();
+        let mut list = self.list.lock();
         // The watcher that was added last is often the first to be removed.
         let removed = list.iter().rposition(|there| is_same(there, watcher)).map(|index| list.swap_remove(index));
         self.count.store(list.len(), Ordering::SeqCst);
@@ -203,10 +201,7 @@ impl Watchers {
     }
 
     fn changed(&self, own: Option<&Arc<dyn Watcher>>) {
-        if self.is_empty() {
-            return;
-        }
-        for watcher in self.lock().iter() {
+        for watcher in self.list.lock().iter() {
             if own.is_none_or(|own| !is_same(own, watcher)) {
                 Arc::clone(watcher).notice(Notice::Changed);
             }
@@ -214,7 +209,7 @@ impl Watchers {
     }
 
     fn close(&self) {
-        let mut list = self.lock();
+        let mut list = self.list.lock();
         self.closed.store(true, Ordering::SeqCst);
         let all = mem::take(&mut *list);
         self.count.store(0, Ordering::SeqCst);
@@ -222,10 +217,6 @@ impl Watchers {
         for watcher in all {
             watcher.notice(Notice::Closed);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Watcher>>> {
-        self.list.lock()
     }
 }
 

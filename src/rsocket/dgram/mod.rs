@@ -130,17 +130,13 @@ impl Dgram {
         })?;
         let service: Arc<dyn Service> = Arc::clone(&socket) as _;
         let key = reactor::register(Role::Events, socket.fd, service)?;
-        socket.lock().key = Some(key);
+        socket.state.lock().key = Some(key);
         Ok(socket)
     }
 
     /// Returns the program's descriptor.
     pub fn fd(&self) -> c_int {
         self.fd
-    }
-
-    fn lock(&self) -> Guard<'_> {
-        self.state.lock()
     }
 
     /// Takes the lock for a call of the program. Fails with `EBADF` for a closed socket and in a
@@ -223,7 +219,7 @@ impl Dgram {
             self.close_copies();
             return Ok(());
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let udp = state.udp.take().ok_or(Errno::EBADF)?;
         for key in state.searches.iter().map(|search| search.key).chain(state.key) {
             reactor::unregister(key);
@@ -232,7 +228,7 @@ impl Dgram {
         self.watchers.notify(Notice::Closed);
         // No call uses the released objects or the UDP socket any more, because every call finds
         // the socket closed.
-        self.lock().release();
+        self.state.lock().release();
         drop(udp);
         Ok(())
     }

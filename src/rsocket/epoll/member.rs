@@ -14,7 +14,7 @@ use crate::errno::Result;
 use crate::os::alloc::{SmallList, try_arc, try_push_small};
 use crate::os::event::KernelEpoll;
 use crate::os::fork::Owner;
-use crate::os::sync::{Mutex, MutexGuard};
+use crate::os::sync::Mutex;
 use crate::rsocket::pollable::{self, Notice, Pollable, Watcher};
 
 pub struct Member {
@@ -181,14 +181,14 @@ impl Member {
 
     /// Returns the present state, or `None` after the removal.
     pub fn snapshot(&self) -> Option<Snapshot> {
-        let state = self.lock();
+        let state = self.state.lock();
         let State { interest, enabled, version, .. } = *state;
         state.rsocket.clone().map(|rsocket| Snapshot { rsocket, interest, enabled, version })
     }
 
     /// EPOLL_CTL_MOD. Resets the edges, so that the current state is reported again.
     pub fn modify(&self, interest: Interest) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.interest = interest;
         state.enabled = true;
         state.version = state.version.wrapping_add(1);
@@ -196,14 +196,14 @@ impl Member {
     }
 
     pub fn is_exclusive(&self) -> bool {
-        self.lock().interest.is_exclusive()
+        self.state.lock().interest.is_exclusive()
     }
 
     /// Returns the event with which a kernel epoll takes the member over: only its flags if
     /// EPOLLONESHOT has disabled it.
     pub fn kernel_event(&self) -> epoll_event {
         const FLAGS: u32 = (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) as u32 | libc::EPOLLWAKEUP as u32;
-        let State { interest, enabled, .. } = *self.lock();
+        let State { interest, enabled, .. } = *self.state.lock();
         epoll_event { events: if enabled { interest.events } else { interest.events & FLAGS }, u64: interest.data }
     }
 
@@ -226,7 +226,7 @@ impl Member {
     /// Registers `now`. Returns whether a descriptor was muted because it is not in `now`, and
     /// whether a descriptor was added or unmuted.
     fn register(&self, main: &KernelEpoll, now: &[c_int]) -> Result<(bool, bool)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.rsocket.is_none() {
             return Ok((false, false));
         }
@@ -266,7 +266,7 @@ impl Member {
     /// Decides whether to report the member. `edges` is the number of edges for an edge-triggered
     /// member, otherwise `None`.
     pub fn decide(&self, snapshot: &Snapshot, ready: bool, edges: Option<u64>) -> Decision {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.rsocket.is_none() {
             return Decision::Nothing;
         }
@@ -289,12 +289,12 @@ impl Member {
 
     /// Returns whether the program has modified the member since the snapshot was taken.
     pub fn was_modified(&self, snapshot: &Snapshot) -> bool {
-        self.lock().version != snapshot.version
+        self.state.lock().version != snapshot.version
     }
 
     /// Removes the member from the epoll. Returns its rsocket, or `None` if it was removed before.
     pub fn detach(&self, main: &KernelEpoll) -> Option<Arc<dyn Pollable>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.removed.store(true, Ordering::SeqCst);
         let descriptors = mem::replace(&mut state.descriptors, SmallList::new());
         // In the child of a fork(), the parent still uses the epoll.
@@ -305,10 +305,6 @@ impl Member {
             }
         }
         state.rsocket.take()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 

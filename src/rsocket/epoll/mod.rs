@@ -40,7 +40,7 @@ use crate::os::alloc::try_arc;
 use crate::os::event::{self, KernelEpoll};
 use crate::os::fork::AtomicOwner;
 use crate::os::numbered::Numbered;
-use crate::os::sync::{Mutex, MutexGuard};
+use crate::os::sync::Mutex;
 
 /// Data of the queue's eventfd and of the epoll with the ordinary descriptors in the main epoll.
 /// The members' data is larger ([`Member::key`]).
@@ -149,7 +149,7 @@ impl Epoll {
     }
 
     fn insert(&self, member: &Arc<Member>) -> Result<()> {
-        let mut members = self.members();
+        let mut members = self.members.lock();
         members.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         self.queue.reserve(members.len() + 1)?;
         match members.entry(member.fd) {
@@ -183,7 +183,7 @@ impl Epoll {
     /// `number` between the two steps. Does nothing if `fd` is not a member.
     pub fn hand_over(&self, fd: c_int, number: RawFd, epfd: RawFd) -> Result<()> {
         self.check_process()?;
-        let mut members = self.members();
+        let mut members = self.members.lock();
         let Some(member) = members.remove(&fd) else { return Ok(()) };
         let result = event::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, number, Some(member.kernel_event()));
         drop(members);
@@ -204,7 +204,7 @@ impl Epoll {
             }
             return;
         }
-        let members = std::mem::take(&mut *self.members());
+        let members = std::mem::take(&mut *self.members.lock());
         for member in members.into_values() {
             self.detach(&member);
         }
@@ -212,18 +212,14 @@ impl Epoll {
         drop(self.number.lock().take());
     }
 
-    fn members(&self) -> MutexGuard<'_, Members> {
-        self.members.lock()
-    }
-
     fn find(&self, fd: c_int) -> Result<Arc<Member>> {
-        self.members().get(&fd).cloned().ok_or(Errno::ENOENT)
+        self.members.lock().get(&fd).cloned().ok_or(Errno::ENOENT)
     }
 
     /// Removes a member, unless another one has replaced it. Returns whether the member was in the
     /// table.
     fn forget(&self, member: &Arc<Member>) -> bool {
-        let mut members = self.members();
+        let mut members = self.members.lock();
         let there = members.get(&member.fd).is_some_and(|there| Arc::ptr_eq(there, member));
         let removed = if there { members.remove(&member.fd) } else { None };
         drop(members);

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::member::Member;
 use crate::errno::{Errno, Result};
 use crate::os::event::EventFd;
-use crate::os::sync::{Mutex, MutexGuard};
+use crate::os::sync::Mutex;
 
 /// A FIFO that contains each member once. The eventfd is readable while the queue is not empty.
 ///
@@ -41,12 +41,12 @@ impl Queue {
 
     /// Returns a number greater than the sequence number of every member in the queue.
     pub fn next_sequence(&self) -> u64 {
-        self.lock().sequence
+        self.state.lock().sequence
     }
 
     /// Reserves memory for `members` members, so that push() does not allocate.
     pub fn reserve(&self, members: usize) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // Removed members leave the queue only when they are polled. They must not accumulate if
         // the program never waits.
         if state.members.len() > 2 * members + 16 {
@@ -57,7 +57,7 @@ impl Queue {
 
     /// Appends a member, unless it is in the queue.
     pub fn push(&self, member: &Arc<Member>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !member.queued.swap(true, Ordering::SeqCst) {
             let sequence = state.sequence;
             state.sequence += 1;
@@ -69,7 +69,7 @@ impl Queue {
     /// Takes the first member, if its sequence number is less than `sequence`. The caller calls
     /// [`lower_if_empty`](Self::lower_if_empty) afterwards.
     pub fn pop(&self, sequence: u64) -> Option<Arc<Member>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let first = state.members.front().is_some_and(|(number, _)| *number < sequence);
         let member = if first { state.members.pop_front().map(|(_, member)| member) } else { None };
         if let Some(member) = &member {
@@ -81,7 +81,7 @@ impl Queue {
     /// Makes the eventfd unreadable if the queue is empty. This is not done by pop(), because a
     /// reported member usually returns to the queue.
     pub fn lower_if_empty(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.members.is_empty() && state.raised && !state.permanent {
             state.raised = false;
             self.event.clear();
@@ -90,7 +90,7 @@ impl Queue {
 
     /// Keeps the eventfd readable for good, so that all threads that sleep on it wake up.
     pub fn raise_permanently(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.permanent = true;
         self.raise(&mut state);
     }
@@ -100,9 +100,5 @@ impl Queue {
             state.raised = true;
             self.event.raise();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }

@@ -113,7 +113,7 @@ fn the_event_is_read_before_the_queued_member_is_polled() {
     fixture.control(EPOLL_CTL_ADD, 0, EPOLLIN).unwrap();
     fake.complete(Change::Data);
     fake.steal_event();
-    fixture.epoll.members().values().for_each(|member| member.readable.store(true, Ordering::SeqCst));
+    fixture.epoll.members.lock().values().for_each(|member| member.readable.store(true, Ordering::SeqCst));
     assert_eq!(fixture.now(), [(0, EPOLLIN)]);
     fake.read();
     fake.complete(Change::Data);

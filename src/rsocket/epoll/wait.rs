@@ -53,7 +53,7 @@ impl Epoll {
             // ordinary members, in turn. So one round for each of them finds everything to report,
             // even if a member becomes readable again in each round.
             late += usize::from(left == Some(Duration::ZERO));
-            if late > 0 && late > self.members().len() + 1 {
+            if late > 0 && late > self.members.lock().len() + 1 {
                 break;
             }
         }
@@ -107,7 +107,7 @@ impl Epoll {
 
     /// Returns the member with this data in the main epoll, if it still exists.
     fn member(&self, key: u64) -> Option<Arc<Member>> {
-        let members = self.members();
+        let members = self.members.lock();
         members.get(&Member::fd_from_key(key)).filter(|member| member.key() == key).cloned()
     }
 
