@@ -95,17 +95,21 @@ fn add(registration: Registration) -> Result<Key> {
     Ok(key)
 }
 
+/// Calls `call` with the reactor locked. Returns `None` if there is no reactor.
+fn with_reactor<T>(call: impl FnOnce(&mut Reactor) -> T) -> Option<T> {
+    REACTOR.lock().as_mut().map(call)
+}
+
 /// Changes the thread that calls the service. Returns false if the service has this role already,
 /// or is not registered. A call by the former thread may still be in progress.
 pub fn set_role(key: Key, role: Role) -> bool {
-    REACTOR.lock().as_mut().is_some_and(|reactor| reactor.set_role(key, role))
+    with_reactor(|reactor| reactor.set_role(key, role)).unwrap_or(false)
 }
 
 /// Removes a registration. A call of the service may still be in progress.
 pub fn unregister(key: Key) {
-    let removed = REACTOR.lock().as_mut().and_then(|reactor| reactor.remove(key));
     // Dropped without the lock: this may be the last reference to the service.
-    drop(removed);
+    drop(with_reactor(|reactor| reactor.remove(key)));
 }
 
 /// Calls `replace`, which replaces the file of a descriptor, and keeps a registration of the
@@ -132,7 +136,7 @@ pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
 /// [`Service::on_channel_readable`] is called. A registration has one such descriptor, which stays
 /// open until [`unregister`]. Fails with `EBADF` if the thread or the registration does not exist.
 pub fn watch_channel(key: Key, fd: c_int) -> Result<()> {
-    REACTOR.lock().as_mut().ok_or(Errno::EBADF)?.watch_second(key, fd)
+    with_reactor(|reactor| reactor.watch_second(key, fd)).unwrap_or(Err(Errno::EBADF))
 }
 
 /// Like [`watch_channel`], but begins to watch after `delay`.
@@ -150,40 +154,31 @@ pub fn watch_channel_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
 /// wait.
 pub fn pause(key: Key, time: Duration) {
-    if let Some(reactor) = REACTOR.lock().as_mut() {
-        reactor.pause(key, time);
-    }
+    with_reactor(|reactor| reactor.pause(key, time));
 }
 
 /// Enables the descriptor of [`register_disabled`], and sets the timer of `key` to `time`.
 pub fn enable(key: Key, time: Instant) {
-    let mut guard = REACTOR.lock();
-    if let Some(reactor) = guard.as_mut() {
+    with_reactor(|reactor| {
         reactor.resume(key);
         reactor.set_timer(key, Timer::Expires, Some(time));
-    }
+    });
 }
 
 /// Also calls the service while the descriptor of `key` is writable, or stops doing so.
 pub fn set_writable_wanted(key: Key, wanted: bool) {
-    if let Some(reactor) = REACTOR.lock().as_mut() {
-        let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
-        reactor.change(key, |registration| registration.events = events as u32);
-    }
+    let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
+    with_reactor(|reactor| reactor.change(key, |registration| registration.events = events as u32));
 }
 
 /// Sets the timer of `key` to `time`, unless this is `None`. Cancels the previous timer.
 pub fn set_timer(key: Key, time: Option<Instant>) {
-    if let Some(reactor) = REACTOR.lock().as_mut() {
-        reactor.set_timer(key, Timer::Expires, time);
-    }
+    with_reactor(|reactor| reactor.set_timer(key, Timer::Expires, time));
 }
 
 /// Sets the timer of `key` to `time`, unless it is set to an earlier time.
 pub fn set_timer_by(key: Key, time: Instant) {
-    if let Some(reactor) = REACTOR.lock().as_mut() {
-        reactor.set_timer_by(key, Timer::Expires, time);
-    }
+    with_reactor(|reactor| reactor.set_timer_by(key, time));
 }
 
 /// Takes the lock before a fork() and keeps it.

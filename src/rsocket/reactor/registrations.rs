@@ -187,10 +187,10 @@ impl Reactor {
     }
 
     /// Returns the call that the thread for events has to make for `key`. If the worker has to make
-    /// it, queues a job instead.
+    /// it, queues a job instead. The thread for events always makes calls for second descriptors.
     pub fn due(&mut self, key: Key, call: Call) -> Option<Due> {
         let registration = self.registrations.get_mut(&key)?;
-        if registration.role == Role::Events {
+        if registration.role == Role::Events || call == Call::Channel {
             return Some(registration.due(key, call));
         }
         if mem::replace(&mut registration.is_job[call as usize], true) {
@@ -222,15 +222,10 @@ impl Reactor {
     /// called again after a pause: its descriptor stays readable, and other services must not wait.
     pub fn finished(&mut self, key: Key, call: Call, done: bool) {
         let Some(registration) = self.registrations.get_mut(&key) else { return };
-        if call == Call::Channel {
-            if !done {
-                registration.was_readable = true;
-                self.set_after(key, Timer::Watches, 4 * BUSY_PAUSE);
-            }
-            return;
-        }
         let pause = BUSY_PAUSE * (1 << registration.busy.min(BUSY_DOUBLINGS));
-        registration.busy = if done { 0 } else { registration.busy.saturating_add(1) };
+        if call != Call::Channel {
+            registration.busy = if done { 0 } else { registration.busy.saturating_add(1) };
+        }
         match call {
             Call::Service => {
                 self.change(key, |registration| registration.is_job[Call::Service as usize] = false);
@@ -239,23 +234,25 @@ impl Reactor {
                 }
             }
             Call::Expired if !done => self.set_after(key, Timer::Expires, pause),
+            Call::Channel if !done => {
+                registration.was_readable = true;
+                self.set_after(key, Timer::Watches, 4 * BUSY_PAUSE);
+            }
             Call::Expired | Call::Channel => {}
         }
-    }
-
-    /// Returns the call for the second descriptor, which is readable.
-    pub fn channel_due(&mut self, key: Key) -> Option<Due> {
-        Some(self.registrations.get_mut(&key)?.due(key, Call::Channel))
     }
 
     /// Ends the pause before the second descriptor is watched. If the service was busy when the
     /// descriptor was readable, returns a call to make instead: the lock that made it busy may be
     /// held again at each later event.
     pub fn watch_after_pause(&mut self, key: Key) -> Option<Due> {
-        if mem::take(&mut self.registrations.get_mut(&key)?.was_readable) {
-            return self.channel_due(key);
+        let registration = self.registrations.get_mut(&key)?;
+        if mem::take(&mut registration.was_readable) {
+            return Some(registration.due(key, Call::Channel));
         }
-        self.watch_now(key);
+        let (fd, _) = registration.second?;
+        // If this fails, the program's next call finds what the service would have been called for.
+        let _ = self.watch_second(key, fd);
         None
     }
 
@@ -320,11 +317,11 @@ impl Reactor {
         }
     }
 
-    /// Sets a timer of this kind, unless an earlier one is set.
-    pub fn set_timer_by(&mut self, key: Key, kind: Timer, time: Instant) {
-        let set = self.registrations.get(&key).and_then(|registration| registration.times[kind as usize]);
+    /// Sets the timer of [`Timer::Expires`], unless it is set to an earlier time.
+    pub fn set_timer_by(&mut self, key: Key, time: Instant) {
+        let set = self.registrations.get(&key).and_then(|registration| registration.times[Timer::Expires as usize]);
         if set.is_none_or(|(earlier, _)| time < earlier) {
-            self.set_timer(key, kind, Some(time));
+            self.set_timer(key, Timer::Expires, Some(time));
         }
     }
 
@@ -388,14 +385,6 @@ impl Reactor {
         let is_enabled = self.registrations.get(&key).is_some_and(|registration| registration.is_enabled);
         if is_enabled && self.change(key, |registration| registration.is_enabled = false) {
             self.set_after(key, Timer::Resumes, time);
-        }
-    }
-
-    /// Watches the second descriptor of `key`. If that fails, the program's next call finds what
-    /// the service would have been called for.
-    pub fn watch_now(&mut self, key: Key) {
-        if let Some((fd, _)) = self.registrations.get(&key).and_then(|registration| registration.second) {
-            let _ = self.watch_second(key, fd);
         }
     }
 
@@ -492,15 +481,8 @@ impl<T: Ord + Copy> Timers<T> {
 
     /// Takes the first timer that is set and has expired at `due`.
     pub fn take_expired(&mut self, due: Instant, is_set: impl Fn(T) -> bool) -> Option<T> {
-        while let Some(&Reverse((time, timer))) = self.entries.peek()
-            && time <= due
-        {
-            self.entries.pop();
-            if is_set(timer) {
-                return Some(timer);
-            }
-        }
-        None
+        self.first(is_set).filter(|&time| time <= due)?;
+        self.entries.pop().map(|Reverse((_, timer))| timer)
     }
 }
 

@@ -121,7 +121,7 @@ fn serve(number: usize, event: &libc::epoll_event) {
     let key = Key(event.u64 & !SECOND);
     let due = with(number, |reactor| {
         reactor.is_waiting = false;
-        if event.u64 & SECOND == 0 { reactor.due(key, Call::Service) } else { reactor.channel_due(key) }
+        reactor.due(key, if event.u64 & SECOND == 0 { Call::Service } else { Call::Channel })
     });
     due.into_iter().for_each(call);
 }
