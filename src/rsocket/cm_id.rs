@@ -104,11 +104,10 @@ impl Request {
         let channel = channel.into_c();
         // SAFETY: the id, its listener and the new channel are live.
         let (id, target) = unsafe { (Id::from_c(self.id.as_ptr()), EventChannel::from_c(channel.as_ptr())) };
-        if let Err(error) = id.and_then(|id| cm::migrate_id(id, target)) {
+        id.and_then(|id| cm::migrate_id(id, target)).inspect_err(|_| {
             // SAFETY: only this call uses the channel, which has no ids.
             drop(unsafe { OwnedChannel::from_c(channel.as_ptr()) });
-            return Err(error);
-        }
+        })?;
         Ok(CmId::with(ManuallyDrop::new(self).id, channel))
     }
 }
@@ -126,15 +125,10 @@ impl CmId {
     /// Creates an id in `port_space`, and its channel.
     pub fn new(port_space: u32) -> Result<CmId> {
         let channel = cm::create_event_channel().map_err(to_enomem)?.into_c();
-        // SAFETY: the channel is live.
-        match unsafe { create_on(channel, port_space) } {
-            Ok(id) => Ok(CmId::with(id, channel)),
-            Err(error) => {
-                // SAFETY: only this call uses the channel, which has no ids.
-                drop(unsafe { OwnedChannel::from_c(channel.as_ptr()) });
-                Err(error)
-            }
-        }
+        // SAFETY: the channel is live, and only this call uses it. After a failure it has no ids.
+        let id =
+            unsafe { create_on(channel, port_space).inspect_err(|_| drop(OwnedChannel::from_c(channel.as_ptr())))? };
+        Ok(CmId::with(id, channel))
     }
 
     fn with(id: NonNull<rdma_cm_id>, channel: NonNull<rdma_event_channel>) -> CmId {
