@@ -36,6 +36,7 @@ const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Peers<H> {
     map: HashMap<SocketAddr, Peer<H>>,
+    /// Number of peers that the program sends to.
     used: usize,
     /// Counts uses of peers, to find the least recently used one for eviction.
     clock: u64,
@@ -94,15 +95,8 @@ struct Known<H> {
     /// IP address of the QP that the path leads to.
     address: IpAddr,
     found: Instant,
-    renewal: Renewal,
-}
-
-/// When to resolve a path again.
-#[derive(Debug)]
-enum Renewal {
-    /// Due at this time.
-    Due(Instant),
-    UnderWay,
+    /// When to resolve the path again; `None` while this is under way.
+    renewal: Option<Instant>,
 }
 
 /// How to send a datagram.
@@ -157,27 +151,18 @@ impl<H: Clone> Peers<H> {
 
     /// Takes the result of the path search for the peer `to`, whose QP was at `address`.
     pub fn search_finished(&mut self, to: &SocketAddr, address: IpAddr, path: Result<H>, now: Instant) {
-        let due = now + self.lifetime;
+        let (due, retry) = (now + self.lifetime, now + RETRY_DELAY);
         let Some(peer) = self.map.get_mut(to) else { return };
-        let current = peer.address() == Some(address);
-        match &mut peer.path {
-            Path::Wanted if current => {
-                peer.since = Some(now);
-                peer.path = match path {
-                    Ok(handle) => Path::Known(Known { handle, address, found: now, renewal: Renewal::Due(due) }),
-                    Err(_) => Path::Failed(now + RETRY_DELAY),
-                };
-            }
-            Path::Known(known) if matches!(known.renewal, Renewal::UnderWay) && known.address == address => {
-                match path {
-                    Ok(handle) => *known = Known { handle, address, found: now, renewal: Renewal::Due(due) },
-                    // The fabric may be busy: the old path stays in use for another lifetime at
-                    // most.
-                    Err(_) if now < known.found + 2 * self.lifetime => known.renewal = Renewal::Due(now + RETRY_DELAY),
-                    Err(_) => peer.path = Path::Failed(now + RETRY_DELAY),
-                }
-            }
-            _ => {}
+        match &peer.path {
+            Path::Wanted if peer.address() == Some(address) => peer.since = Some(now),
+            Path::Known(known) if known.renewal.is_none() && known.address == address => {}
+            _ => return,
+        }
+        match (path, &mut peer.path) {
+            (Ok(handle), old) => *old = Path::Known(Known { handle, address, found: now, renewal: Some(due) }),
+            // The fabric may be busy: the old path stays in use for another lifetime at most.
+            (Err(_), Path::Known(known)) if now < known.found + 2 * self.lifetime => known.renewal = Some(retry),
+            (Err(_), old) => *old = Path::Failed(retry),
         }
     }
 
@@ -187,9 +172,7 @@ impl<H: Clone> Peers<H> {
         let Some(peer) = self.map.get_mut(to) else { return };
         match &mut peer.path {
             Path::Wanted => peer.path = Path::Unknown,
-            Path::Known(known) if matches!(known.renewal, Renewal::UnderWay) => {
-                known.renewal = Renewal::Due(known.found + self.lifetime);
-            }
+            Path::Known(known) => known.renewal = known.renewal.or(Some(known.found + self.lifetime)),
             _ => {}
         }
     }
@@ -210,12 +193,6 @@ impl<H: Clone> Peers<H> {
         }
     }
 
-    /// Removes all peers.
-    pub fn clear(&mut self) {
-        self.map.clear();
-        self.used = 0;
-    }
-
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -225,18 +202,18 @@ impl<H: Clone> Peers<H> {
     /// used of these peers if there are `max`.
     fn reserve(&mut self, used: bool, max: usize) -> Result<()> {
         let count = if used { self.used } else { self.map.len() - self.used };
-        if count >= max {
-            let candidates = self.map.iter().filter(|(_, peer)| peer.used == used);
-            if let Some(oldest) = candidates.min_by_key(|(_, peer)| peer.last_used).map(|(&addr, _)| addr) {
-                self.map.remove(&oldest);
-                self.used -= usize::from(used);
-            }
+        let candidates = self.map.iter().filter(|(_, peer)| peer.used == used);
+        if count >= max
+            && let Some(oldest) = candidates.min_by_key(|(_, peer)| peer.last_used).map(|(&addr, _)| addr)
+        {
+            self.map.remove(&oldest);
+            self.used -= usize::from(used);
         }
         self.map.try_reserve(1).map_err(|_| Errno::ENOMEM)
     }
 }
 
-impl<H> Peer<H> {
+impl<H: Clone> Peer<H> {
     fn new() -> Peer<H> {
         Peer {
             qp: None,
@@ -289,10 +266,7 @@ impl<H> Peer<H> {
         set(self);
     }
 
-    fn route(&mut self, now: Instant) -> Route<H>
-    where
-        H: Clone,
-    {
+    fn route(&mut self, now: Instant) -> Route<H> {
         let passed = |since: Instant, time| now.saturating_duration_since(since) >= time;
         let in_order = self.unanswered == 0 || self.since.is_some_and(|since| passed(since, REORDER_DELAY));
         if let (Path::Known(path), Some(qp)) = (&self.path, self.qp)
@@ -316,20 +290,11 @@ impl<H> Peer<H> {
     fn wants_path(&mut self, now: Instant) -> Option<IpAddr> {
         let address = self.address()?;
         match &mut self.path {
-            Path::Known(known) => {
-                return match known.renewal {
-                    Renewal::Due(due) if now >= due => {
-                        known.renewal = Renewal::UnderWay;
-                        Some(address)
-                    }
-                    _ => None,
-                };
-            }
-            Path::Wanted => return None,
+            Path::Known(known) if known.renewal.is_some_and(|due| now >= due) => known.renewal = None,
             Path::Failed(until) if now < *until => return None,
-            Path::Failed(_) | Path::Unknown => {}
+            Path::Failed(_) | Path::Unknown => self.path = Path::Wanted,
+            Path::Known(_) | Path::Wanted => return None,
         }
-        self.path = Path::Wanted;
         Some(address)
     }
 }
