@@ -97,29 +97,28 @@ impl Dgram {
     /// rgetsockopt(3).
     pub fn option(self: &Arc<Self>, level: c_int, name: c_int) -> Result<Value> {
         let mut state = self.enter()?;
-        if (level, name) == (base::private::LEVEL, base::private::READABLE_BYTES) {
-            if state.queue.is_empty() {
-                self.poll(&mut state);
+        let number = match (level, name) {
+            (base::private::LEVEL, base::private::READABLE_BYTES) => {
+                if state.queue.is_empty() {
+                    self.poll(&mut state);
+                }
+                state.first_len() as c_int
             }
-            return Ok(Value::int(state.first_len() as c_int));
-        }
-        let options = &state.options;
-        match (level as u32, name) {
-            (SOL_RDMA, RDMA_SQSIZE) => return Ok(Value::int(options.send_queue.into())),
-            (SOL_RDMA, RDMA_RQSIZE) => return Ok(Value::int(options.receive_queue.into())),
-            (SOL_RDMA, RDMA_INLINE) => return Ok(Value::int(options.inline.into())),
-            (SOL_RDMA, RDMA_IOMAPSIZE) => return Ok(Value::int(options.iomap.into())),
-            (SOL_RDMA, _) => return Err(Errno::ENOTSUP),
-            _ => {}
-        }
-        if (level, name) == (SOL_SOCKET, SO_ERROR)
-            && let Some(error) = state.error.take()
-        {
-            return Ok(Value::int(error.get()));
-        }
-        let mut bytes = [0; 256];
-        let len = state.udp()?.option(level, name, &mut bytes)?;
-        Ok(Value::bytes(bytes.get(..len).unwrap_or_default()))
+            (SOL_SOCKET, SO_ERROR) if state.error.is_some() => state.error.take().map_or(0, Errno::get),
+            _ if level as u32 == SOL_RDMA => match name {
+                RDMA_SQSIZE => state.options.send_queue.into(),
+                RDMA_RQSIZE => state.options.receive_queue.into(),
+                RDMA_INLINE => state.options.inline.into(),
+                RDMA_IOMAPSIZE => state.options.iomap.into(),
+                _ => return Err(Errno::ENOTSUP),
+            },
+            _ => {
+                let mut bytes = [0; 256];
+                let len = state.udp()?.option(level, name, &mut bytes)?;
+                return Ok(Value::bytes(bytes.get(..len).unwrap_or_default()));
+            }
+        };
+        Ok(Value::int(number))
     }
 
     /// rsetsockopt(3). Sizes apply to ports that are created later.
