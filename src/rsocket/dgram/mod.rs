@@ -228,7 +228,7 @@ impl Dgram {
         self.watchers.notify(Notice::Closed);
         // No call uses the released objects or the UDP socket any more, because every call finds
         // the socket closed.
-        self.state.lock().release();
+        drop(self.state.lock().take_objects());
         drop(udp);
         Ok(())
     }
@@ -239,16 +239,11 @@ impl Dgram {
         // If a thread of the parent held the lock at the fork, the lock stays held in this process,
         // and the other copies stay open.
         if let Some(mut state) = self.state.try_lock() {
-            for port in mem::take(&mut state.ports) {
-                port.close_copies();
-            }
-            for search in mem::take(&mut state.searches) {
-                library_fds::close(search.id.fd());
-                mem::forget(search);
-            }
+            state.ports.iter().for_each(Port::close_copies);
+            state.searches.iter().for_each(|search| library_fds::close(search.id.fd()));
             state.replaced_fds = Vec::new();
             state.probe = None;
-            mem::forget(state.udp.take());
+            mem::forget((state.take_objects(), state.udp.take()));
         }
     }
 }
@@ -280,15 +275,12 @@ impl State {
         self.bits() & (wanted | POLLERR | POLLHUP | POLLNVAL)
     }
 
-    /// Frees everything but the socket's own memory. Objects on a port's device are dropped before
-    /// the port.
-    fn release(&mut self) {
-        self.queue = VecDeque::new();
-        self.peers.clear();
-        self.searches = Vec::new();
-        self.ports = Vec::new();
-        self.replaced_fds = Vec::new();
-        self.probe = None;
+    /// Takes all objects but the UDP socket, in the order in which to drop them: those on a port's
+    /// device before the port.
+    fn take_objects(&mut self) -> impl Sized + use<> {
+        let peers = mem::replace(&mut self.peers, Peers::new(lifetime()));
+        let (searches, ports) = (mem::take(&mut self.searches), mem::take(&mut self.ports));
+        (peers, searches, ports, mem::take(&mut self.replaced_fds), mem::take(&mut self.queue), self.probe.take())
     }
 }
 
@@ -315,9 +307,7 @@ impl Pollable for Dgram {
     fn descriptors(&self) -> Result<Descriptors> {
         let mut all = Descriptors::new();
         if let Ok(state) = self.enter() {
-            for fd in state.ports.iter().filter(|port| !port.broken).flat_map(Port::fds) {
-                try_push_small(&mut all, fd)?;
-            }
+            state.ports.iter().filter(|port| !port.broken).try_for_each(|port| try_push_small(&mut all, port.fd()))?;
         }
         Ok(all)
     }
@@ -352,12 +342,10 @@ impl Service for Dgram {
 
 impl Drop for Dgram {
     fn drop(&mut self) {
-        let state = self.state.get_mut();
+        // In a child, the objects belong to the parent. Otherwise the fields are dropped in order.
         if !self.owner.is_this_process() {
-            mem::forget((mem::take(&mut state.ports), mem::take(&mut state.searches), state.udp.take()));
-            mem::forget(mem::replace(&mut state.peers, Peers::new(lifetime())));
-            return;
+            let state = self.state.get_mut();
+            mem::forget((state.take_objects(), state.udp.take()));
         }
-        state.release();
     }
 }

@@ -21,7 +21,7 @@ use crate::rsocket::reactor::{self, Key};
 use crate::rsocket::socket_table;
 use crate::verbs::rc::{CompletionChannel, CompletionQueue, MemoryRegion, RECV_WR_ID_FLAG, ibv_wc};
 use crate::verbs::ud::{self, AddressHandle, GRH};
-use crate::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
+use crate::verbs::{IBV_TRANSPORT_IB, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Maximum length of a datagram with its header, in bytes.
 pub(super) const MAX_MESSAGE: usize = 2048;
@@ -54,7 +54,7 @@ pub(super) struct Sizes {
 }
 
 /// The UD QP of a local address with its resources. Dropping the port first destroys the QP, then
-/// the fields in the order of their declaration.
+/// the fields in the order of their declaration: the CQs before their channel.
 #[derive(Debug)]
 pub(super) struct Port {
     /// For each send slot, the path whose address handle the device uses until the send completes.
@@ -66,81 +66,37 @@ pub(super) struct Port {
     /// Armed only if a caller waits for a free send slot, so that completed sends wake no receiver.
     send_cq: Cq,
     recv_cq: Cq,
+    channel: CompletionChannel,
     memory: MemoryRegion,
     receive_slots: usize,
     /// Whether the port is unusable, after a failed completion or because the device is being
     /// removed.
     pub broken: bool,
     qp: NonNull<ibv_qp>,
-    qpn: u32,
+    pub qpn: u32,
     /// The local address, with the port number of the program's socket.
     pub local: SocketAddr,
     /// The port's entry in the table that rsstat(8) reads.
     entry: Option<socket_table::Entry>,
-    /// Dropped before the id, whose descriptor is registered.
-    registration: Registration,
+    /// The id's registration in the reactor, which identifies the port.
+    pub key: Key,
     id: CmId,
 }
 
-/// The id's registration in the reactor, which ends with this object.
-#[derive(Debug)]
-struct Registration(Key);
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        reactor::unregister(self.0);
-    }
-}
-
-/// A CQ with its channel.
+/// A CQ, and whether it is armed, or has raised an event that was not read.
 #[derive(Debug)]
 struct Cq {
-    /// Dropped before the channel, which it uses.
     completions: CompletionQueue,
-    channel: CompletionChannel,
     armed: bool,
 }
 
 impl Cq {
-    /// Creates a channel, and a CQ with `entries` entries that uses it.
-    ///
-    /// # Safety
-    /// The context is open, and stays open as long as the result exists.
-    unsafe fn new(context: NonNull<ibv_context>, entries: u16) -> Result<Cq> {
-        // SAFETY: the context is open, and stays open as long as the result exists: guaranteed by
-        // the caller.
-        let channel = unsafe { CompletionChannel::new(context)? };
-        // Declared after the channel, so that it is dropped first if the next step fails.
-        // SAFETY: the context stays open: guaranteed by the caller; the channel outlives the CQ.
-        let completions = unsafe { CompletionQueue::new(context, entries.into(), &channel)? };
-        event::set_nonblocking(channel.fd(), true)?;
-        Ok(Cq { completions, channel, armed: false })
-    }
-
     fn arm(&mut self) -> Result<()> {
         if !self.armed {
             self.completions.arm()?;
             self.armed = true;
         }
         Ok(())
-    }
-
-    /// Reads an event of the channel. Fails if the channel can deliver no more events, although it
-    /// is readable.
-    fn take_event(&mut self) -> Result<()> {
-        if !self.armed {
-            return Ok(());
-        }
-        // SAFETY: the channel is live. It is non-blocking.
-        match unsafe { self.channel.handle().take() } {
-            Ok(event) => {
-                self.completions.note_event(&event);
-                self.armed = false;
-                Ok(())
-            }
-            Err(Errno::EAGAIN | Errno::EINTR) => Ok(()),
-            Err(error) => Err(error),
-        }
     }
 }
 
@@ -171,12 +127,17 @@ pub(super) fn bound_id(local: &SocketAddr) -> Result<CmId> {
 
 impl Port {
     /// Creates the port of a local address. Fails with `ENODEV` if no device has the address, and
-    /// with `EPROTONOSUPPORT` for devices without datagrams (iWARP). `register` registers the id's
-    /// descriptor in the reactor.
-    pub fn new(local: SocketAddr, wanted: Sizes, register: impl FnOnce(c_int) -> Result<Key>) -> Result<Port> {
+    /// with `EPROTONOSUPPORT` for devices without datagrams (iWARP). `fd` is the socket's
+    /// descriptor, for the table that rsstat(8) reads. `register` registers the id's descriptor in
+    /// the reactor.
+    pub fn new(
+        local: SocketAddr,
+        wanted: Sizes,
+        fd: c_int,
+        register: impl FnOnce(c_int) -> Result<Key>,
+    ) -> Result<Port> {
         let id = bound_id(&local)?;
         id.set_nonblocking()?;
-        let registration = Registration(register(id.fd())?);
         let context = id.context().ok_or(Errno::ENODEV)?;
         let pd = id.pd().ok_or(Errno::ENODEV)?;
         if id.id().transport() != Some(IBV_TRANSPORT_IB) {
@@ -188,13 +149,15 @@ impl Port {
         let bytes = EXCESS_LEN + usize::from(receive_slots) * RECEIVE_SLOT_LEN + usize::from(sends) * MAX_MESSAGE;
         // SAFETY: the id, which is dropped last, keeps the device and the PD open; all zeros are
         // valid attributes.
-        let (send_cq, recv_cq, memory, mut attr): (_, _, _, ibv_qp_init_attr) = unsafe {
-            (Cq::new(context, sends)?, Cq::new(context, receive_slots)?, MemoryRegion::new(pd, bytes, false)?, zeroed())
-        };
-        attr.send_cq = send_cq.completions.cq();
-        attr.recv_cq = recv_cq.completions.cq();
-        attr.cap.max_send_wr = sends.into();
-        attr.cap.max_recv_wr = receive_slots.into();
+        let (channel, memory, mut attr): (_, _, ibv_qp_init_attr) =
+            unsafe { (CompletionChannel::new(context)?, MemoryRegion::new(pd, bytes, false)?, zeroed()) };
+        event::set_nonblocking(channel.fd(), true)?;
+        // SAFETY: the device stays open, and the channel is dropped after the CQ.
+        let completions = |entries: u16| unsafe { CompletionQueue::new(context, entries.into(), &channel) };
+        let cq = |entries| completions(entries).map(|completions| Cq { completions, armed: false });
+        let (send_cq, recv_cq) = (cq(sends)?, cq(receive_slots)?);
+        (attr.send_cq, attr.recv_cq) = (send_cq.completions.cq(), recv_cq.completions.cq());
+        (attr.cap.max_send_wr, attr.cap.max_recv_wr) = (sends.into(), receive_slots.into());
         (attr.cap.max_send_sge, attr.cap.max_recv_sge) = (1, 2);
         attr.qp_type = ibv_qp_type::IBV_QPT_UD;
         let (mut in_flight, mut free_slots, mut to_repost) = (Vec::new(), Vec::new(), Vec::new());
@@ -210,23 +173,25 @@ impl Port {
         // SAFETY: the QP is live.
         let qpn = unsafe { (*qp.as_ptr()).qp_num };
         let receive_slots = usize::from(receive_slots);
-        let broken = false;
-        let port = Port {
+        let entry = socket_table::Entry::new(socket_table::DATAGRAM, fd, id.id(), qpn, 0);
+        let mut port = Port {
             in_flight,
             free_slots,
             to_repost,
             send_cq,
             recv_cq,
+            channel,
             memory,
             receive_slots,
-            broken,
+            broken: false,
             qp,
             qpn,
             local,
-            entry: None,
-            registration,
+            entry,
+            key: Key::default(),
             id,
         };
+        port.key = register(port.id.fd())?;
         for slot in 0..port.receive_slots as u32 {
             port.repost(slot)?;
         }
@@ -239,23 +204,9 @@ impl Port {
         cm::log::endpoints(self.id.id())
     }
 
-    /// Returns the id's registration, which identifies the port.
-    pub fn key(&self) -> Key {
-        self.registration.0
-    }
-
-    /// Adds the port to the table that rsstat(8) reads. `fd` is the socket's descriptor.
-    pub fn list(&mut self, fd: c_int) {
-        self.entry = socket_table::Entry::new(socket_table::DATAGRAM, fd, self.id.id(), self.qpn, 0);
-    }
-
-    pub fn qpn(&self) -> u32 {
-        self.qpn
-    }
-
-    /// Returns the descriptors of the completion channels.
-    pub fn fds(&self) -> [c_int; 2] {
-        [self.recv_cq.channel.fd(), self.send_cq.channel.fd()]
+    /// Returns the descriptor of the completion channel.
+    pub fn fd(&self) -> c_int {
+        self.channel.fd()
     }
 
     pub fn can_send(&self) -> bool {
@@ -357,21 +308,14 @@ impl Port {
         let len = fill(bytes).min(MAX_MESSAGE) as u32;
         // SAFETY: the QP is live; the slot and the handle are kept until the completion.
         let posted = unsafe { ud::post_send(self.qp, slot.into(), start, len, self.memory.lkey(), &path.handle, qpn) };
-        match posted {
-            Ok(()) => {
-                if let Some(entry) = &self.entry {
-                    entry.counters().count_sent(len);
-                }
-                if let Some(entry) = self.in_flight.get_mut(slot as usize) {
-                    *entry = Some(Arc::clone(path));
-                }
-                Ok(())
-            }
-            Err(error) => {
-                self.free_slots.push(slot);
-                Err(error)
-            }
+        posted.inspect_err(|_| self.free_slots.push(slot))?;
+        if let Some(entry) = &self.entry {
+            entry.counters().count_sent(len);
         }
+        if let Some(entry) = self.in_flight.get_mut(slot as usize) {
+            *entry = Some(Arc::clone(path));
+        }
+        Ok(())
     }
 
     /// Arms the receive CQ and, if no send slot is free, the send CQ.
@@ -387,9 +331,22 @@ impl Port {
 
     /// Reads the pending completion events.
     pub fn take_event(&mut self) {
-        let sent = self.send_cq.take_event();
-        if self.recv_cq.take_event().and(sent).is_err() {
-            self.broken = true;
+        // Both CQs may have raised one.
+        while self.recv_cq.armed || self.send_cq.armed {
+            // SAFETY: the channel is live. It is non-blocking.
+            match unsafe { self.channel.handle().take() } {
+                Ok(event) => {
+                    for queue in [&mut self.recv_cq, &mut self.send_cq] {
+                        queue.armed &= !queue.completions.note_event(&event);
+                    }
+                }
+                Err(Errno::EAGAIN | Errno::EINTR) => return,
+                // The channel can deliver no more events, although it is readable.
+                Err(_) => {
+                    self.broken = true;
+                    return;
+                }
+            }
         }
     }
 
@@ -398,13 +355,10 @@ impl Port {
         self.id.event().map(|event| event.kind)
     }
 
-    /// Moves the channels to other descriptors. Passes the old numbers, which now refer to files
-    /// that never become readable, to `keep`.
-    pub fn replace_fds(&mut self, mut keep: impl FnMut(OwnFd)) -> Result<()> {
-        for queue in [&mut self.recv_cq, &mut self.send_cq] {
-            keep(queue.channel.move_to_new_number()?);
-        }
-        Ok(())
+    /// Moves the channel to another descriptor. Returns the old number, which now refers to a file
+    /// that never becomes readable.
+    pub fn replace_fd(&mut self) -> Result<OwnFd> {
+        self.channel.move_to_new_number()
     }
 
     /// Returns the path that `id`, which is bound to the same address, has resolved.
@@ -417,15 +371,12 @@ impl Port {
         // SAFETY: the port's id keeps the context and the PD open, and the socket drops its paths
         // before its ports.
         let handle = unsafe { AddressHandle::new(context, pd, id.id().port_num(), &found, &self.local)? };
-        Ok(Path { handle, port: self.key(), mtu: 128 << u32::from(found.mtu.clamp(1, 5)) })
+        Ok(Path { handle, port: self.key, mtu: 128 << u32::from(found.mtu.clamp(1, 5)) })
     }
 
-    /// Closes the copies of the descriptors in a child. Everything else belongs to the parent.
-    pub fn close_copies(self) {
-        let port = std::mem::ManuallyDrop::new(self);
-        for fd in port.fds().into_iter().chain([port.id.fd()]) {
-            library_fds::close(fd);
-        }
+    /// Closes the copies of the descriptors in a child, which forgets the port.
+    pub fn close_copies(&self) {
+        [self.fd(), self.id.fd()].into_iter().for_each(library_fds::close);
     }
 }
 
@@ -433,5 +384,6 @@ impl Drop for Port {
     fn drop(&mut self) {
         // The QP is destroyed first, because it uses the CQs, the memory and the address handles.
         self.id.destroy_qp();
+        reactor::unregister(self.key);
     }
 }

@@ -74,10 +74,7 @@ impl Dgram {
         if state.udp_is_writable_again() {
             self.changed();
         }
-        let mut edges = 0;
-        for index in 0..state.ports.len() {
-            edges += state.poll_port(index);
-        }
+        let edges = state.poll_ports();
         if edges > 0 {
             self.edges.fetch_add(edges, Ordering::Relaxed);
         }
@@ -102,15 +99,15 @@ impl Dgram {
     fn port_at(self: &Arc<Self>, state: &mut State, local: SocketAddr) -> Result<Key> {
         let existing = state.ports.iter().find(|port| !port.broken && is_same_host(&port.local, &local));
         if let Some(port) = existing {
-            return Ok(port.key());
+            return Ok(port.key);
         }
         state.ports.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
-        let port = Port::new(local, state.options.sizes(), |fd| reactor::register(Role::Events, fd, service));
+        let register = |fd| reactor::register(Role::Events, fd, service);
+        let port = Port::new(local, state.options.sizes(), self.fd, register);
         state.refusals.note(local.ip(), port.is_err(), Instant::now());
-        let mut port = port?;
-        port.list(self.fd);
-        let key = port.key();
+        let port = port?;
+        let key = port.key;
         state.ports.push(port);
         // Waiting threads have to wait for the port's descriptors, too.
         self.watchers.notify(Notice::Changed);
@@ -125,12 +122,12 @@ impl Dgram {
         }
         while let Some(index) = state.ports.iter().position(|port| port.broken) {
             // Threads that wait for the descriptors may use their numbers until they are notified.
-            if !self.watchers.is_empty() && state.replace_fds(index).is_err() {
+            if !self.watchers.is_empty() && state.replace_fd(index).is_err() {
                 return;
             }
             let port = state.ports.swap_remove(index);
-            state.peers.forget(|path| path.port == port.key());
-            state.end_searches(port.key());
+            state.peers.forget(|path| path.port == port.key);
+            state.end_searches(port.key);
             state.copy_received(&port);
             drop(port);
             self.changed();
@@ -168,8 +165,8 @@ impl Dgram {
 
     /// Handles an event of a search's id.
     pub(super) fn continue_search(&self, state: &mut State, key: Key) {
-        let Some(index) = state.searches.iter().position(|search| search.key == key) else { return };
-        let Some(search) = state.searches.get(index) else { return };
+        let mut searches = state.searches.iter().enumerate();
+        let Some((index, search)) = searches.find(|(_, search)| search.key == key) else { return };
         let end = match search.id.event() {
             Err(Errno::EAGAIN | Errno::ENOMEM) => return,
             Err(error) => Err(error),
@@ -207,19 +204,18 @@ impl State {
 
     /// Returns the probe, and creates it the first time.
     pub(super) fn probe(&mut self) -> Result<&Probe> {
-        let probe = match self.probe.take() {
-            Some(probe) => probe,
-            None => Probe::new(self.domain)?,
-        };
-        Ok(self.probe.insert(probe))
+        match &mut self.probe {
+            Some(probe) => Ok(probe),
+            none => Ok(none.insert(Probe::new(self.domain)?)),
+        }
     }
 
     pub(super) fn port(&self, key: Key) -> Option<&Port> {
-        self.ports.iter().find(|port| port.key() == key)
+        self.ports.iter().find(|port| port.key == key)
     }
 
     pub(super) fn port_mut(&mut self, key: Key) -> Option<&mut Port> {
-        self.ports.iter_mut().find(|port| port.key() == key)
+        self.ports.iter_mut().find(|port| port.key == key)
     }
 
     /// Handles an event of a port's id. Returns false if `key` is not a port's.
@@ -236,10 +232,11 @@ impl State {
         true
     }
 
-    fn replace_fds(&mut self, index: usize) -> Result<()> {
+    fn replace_fd(&mut self, index: usize) -> Result<()> {
         let Some(port) = self.ports.get_mut(index) else { return Ok(()) };
-        self.replaced_fds.try_reserve(2).map_err(|_| Errno::ENOMEM)?;
-        port.replace_fds(|number| self.replaced_fds.push(number))
+        self.replaced_fds.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+        self.replaced_fds.push(port.replace_fd()?);
+        Ok(())
     }
 
     /// Ends the searches that start at a port. A later datagram starts them again from another

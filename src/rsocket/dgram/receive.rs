@@ -163,41 +163,45 @@ impl Dgram {
             (None, _) => {}
         }
         if wants_answer && let Ok(port) = port {
-            state.answer(port, &from);
+            // If the packet is lost, the peer's next datagram requests it again.
+            let _ = state.send_over_udp(port, UdpOp::Control, &[], &from);
         }
     }
 }
 
 impl State {
-    /// Polls a port. Returns the number of edges: received datagrams, and a free send slot after
+    /// Polls all ports. Returns the number of edges: received datagrams, and free send slots after
     /// there was none.
-    pub(super) fn poll_port(&mut self, index: usize) -> u64 {
+    pub(super) fn poll_ports(&mut self) -> u64 {
         let State { ports, queue, peers, connected, shut_read, domain, .. } = self;
-        let Some(port) = ports.get_mut(index).filter(|port| !port.broken) else { return 0 };
-        let (before, could_send) = (queue.len(), port.can_send());
-        port.poll(|port, received| {
-            let datagram = (!*shut_read).then(|| read_header(port, &received, *domain)).flatten();
-            let datagram = datagram.map(|(mut from, start)| {
-                if from.port() == 0 {
-                    // rdma-core sends datagrams without port number before its UDP socket is bound.
-                    from = peers.find_by_qp(from.ip(), received.qpn).unwrap_or(from);
+        let (before, mut writable) = (queue.len(), 0);
+        for port in ports.iter_mut().filter(|port| !port.broken) {
+            let could_send = port.can_send();
+            port.poll(|port, received| {
+                let datagram = (!*shut_read).then(|| read_header(port, &received, *domain)).flatten();
+                let datagram = datagram.map(|(mut from, start)| {
+                    if from.port() == 0 {
+                        // rdma-core sends datagrams without port number before its UDP socket is
+                        // bound.
+                        from = peers.find_by_qp(from.ip(), received.qpn).unwrap_or(from);
+                    }
+                    Datagram { from, payload: Payload::Slot(port.key, received, start) }
+                });
+                match datagram.filter(|datagram| connected.is_none_or(|peer| peer == datagram.from)) {
+                    Some(datagram) if queue.try_reserve(1).is_ok() => {
+                        queue.push_back(datagram);
+                        true
+                    }
+                    _ => false,
                 }
-                Datagram { from, payload: Payload::Slot(port.key(), received, start) }
             });
-            match datagram.filter(|datagram| connected.is_none_or(|peer| peer == datagram.from)) {
-                Some(datagram) if queue.try_reserve(1).is_ok() => {
-                    queue.push_back(datagram);
-                    true
-                }
-                _ => false,
+            writable += u64::from(!could_send && port.can_send());
+            if port.broken {
+                let key = port.key;
+                peers.forget(|path| path.port == key);
             }
-        });
-        let writable = !could_send && port.can_send();
-        if port.broken {
-            let key = port.key();
-            peers.forget(|path| path.port == key);
         }
-        (queue.len() - before) as u64 + u64::from(writable)
+        (queue.len() - before) as u64 + writable
     }
 
     /// Returns the length of the first datagram, 0 if there is none.
@@ -254,7 +258,7 @@ impl State {
         let State { queue, copied_bytes, .. } = self;
         queue.retain_mut(|datagram| {
             let Payload::Slot(key, received, start) = &datagram.payload else { return true };
-            if *key != port.key() {
+            if *key != port.key {
                 return true;
             }
             let Ok(bytes) = try_copy(port.bytes(received).get(*start..).unwrap_or_default()) else { return false };

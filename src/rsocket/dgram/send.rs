@@ -77,9 +77,7 @@ impl Dgram {
         if let Some(address) = wanted {
             self.search(state, port, to, address);
         }
-        let header = state.header(port, UdpOp::Data).ok_or(Errno::EIO)?;
-        let (bytes, len) = header.emit();
-        let sent = state.udp()?.send(bytes.get(..len).unwrap_or_default(), payload, &to);
+        let sent = state.send_over_udp(port, UdpOp::Data, payload, &to);
         if sent == Err(Errno::EAGAIN) {
             state.set_udp_full();
         }
@@ -92,21 +90,17 @@ impl Dgram {
         if state.port(path.port).is_some_and(|port| !port.broken && !port.can_send()) {
             self.poll(state);
         }
-        let Some(port) = state.port_mut(path.port) else { return Ok(false) };
+        let Some(port) = state.port_mut(path.port).filter(|port| !port.broken) else { return Ok(false) };
         let (header, len) = UdHeader { source: port.local }.emit();
         let total = len + payload.len();
         if total > MAX_MESSAGE.min(path.mtu) {
             return Ok(false);
         }
-        let sent = if port.broken {
-            Err(Errno::EIO)
-        } else {
-            port.send(path, qpn, |slot| {
-                slot[..len].copy_from_slice(&header[..len]);
-                slot[len..total].copy_from_slice(payload);
-                total
-            })
-        };
+        let sent = port.send(path, qpn, |slot| {
+            slot[..len].copy_from_slice(&header[..len]);
+            slot[len..total].copy_from_slice(payload);
+            total
+        });
         match sent {
             Ok(()) => Ok(true),
             Err(error @ (Errno::EAGAIN | Errno::ENOMEM)) => Err(error),
@@ -125,9 +119,11 @@ impl State {
         udp::with_scope(canonical_inet(to.storage())?, || self.udp()?.bound_addr())
     }
 
-    /// Returns the header for UDP packets from a port.
-    fn header(&self, port: Key, op: UdpOp) -> Option<UdpHeader> {
-        self.port(port).map(|port| UdpHeader { op, qpn: port.qpn(), address: port.local.ip() })
+    /// Sends a UDP packet with the QP number of a port.
+    pub(super) fn send_over_udp(&self, port: Key, op: UdpOp, payload: &[u8], to: &SocketAddr) -> Result<()> {
+        let port = self.port(port).ok_or(Errno::EIO)?;
+        let (header, len) = UdpHeader { op, qpn: port.qpn, address: port.local.ip() }.emit();
+        self.udp()?.send(header.get(..len).unwrap_or_default(), payload, to)
     }
 
     /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable.
@@ -146,14 +142,6 @@ impl State {
             self.udp_full = false;
         }
         writable
-    }
-
-    /// Sends the local QP number to a peer. If the packet is lost, the peer's next datagram
-    /// requests it again.
-    pub(super) fn answer(&self, port: Key, to: &SocketAddr) {
-        let (Some(header), Ok(udp)) = (self.header(port, UdpOp::Control), self.udp()) else { return };
-        let (bytes, len) = header.emit();
-        let _ = udp.send(bytes.get(..len).unwrap_or_default(), &[], to);
     }
 }
 
