@@ -122,7 +122,11 @@ impl Entry {
     /// Lists an rsocket with the descriptor `fd` and the addresses and device of `id`. Returns
     /// `None` without a table or a free entry.
     pub fn new(state: u32, fd: c_int, id: &Id, qp_number: u32, backlog: u32) -> Option<Entry> {
-        let (index, entry) = reserve(table()?)?;
+        let table = table()?;
+        let index = take(&table.entries, &NEXT)?;
+        let entry = table.entries.get(index as usize)?;
+        table.header.end.fetch_max(index + 1, Relaxed);
+        entry.counters.clear();
         let endpoints = cm::log::endpoints(id);
         let mut device = [0; layout::DEVICE];
         let name = endpoints.device().unwrap_or_default().as_bytes();
@@ -157,15 +161,6 @@ impl Drop for Entry {
             give(self.entry, self.index, &NEXT);
         }
     }
-}
-
-/// Takes a free entry and clears its counters.
-fn reserve(table: &'static Table) -> Option<(u32, &'static layout::Entry)> {
-    let index = take(&table.entries, &NEXT)?;
-    let entry = table.entries.get(index as usize)?;
-    table.header.end.fetch_max(index + 1, Relaxed);
-    entry.counters.clear();
-    Some((index, entry))
 }
 
 /// Reserves a free entry and returns its index. While other threads take and free entries, a search
