@@ -13,7 +13,6 @@ use super::Epoll;
 use crate::errno::Result;
 use crate::os::alloc::{SmallList, try_arc, try_push_small};
 use crate::os::event::KernelEpoll;
-use crate::os::fork::Owner;
 use crate::os::sync::Mutex;
 use crate::rsocket::pollable::{self, Notice, Pollable, Watcher};
 
@@ -21,7 +20,6 @@ pub struct Member {
     /// The descriptor that the program added.
     pub fd: c_int,
     serial: u32,
-    process: Owner,
     owner: Weak<Epoll>,
     /// Whether the member is in the queue. Changes only with the queue locked.
     pub queued: AtomicBool,
@@ -149,7 +147,6 @@ impl Member {
         try_arc(Member {
             fd,
             serial,
-            process: Owner::this_process(),
             owner: Arc::downgrade(owner),
             queued: AtomicBool::new(false),
             readable: AtomicBool::new(false),
@@ -293,16 +290,14 @@ impl Member {
     }
 
     /// Removes the member from the epoll. Returns its rsocket, or `None` if it was removed before.
+    /// Never called in the child of a fork(), whose parent still uses the epoll.
     pub fn detach(&self, main: &KernelEpoll) -> Option<Arc<dyn Pollable>> {
         let mut state = self.state.lock();
         self.removed.store(true, Ordering::SeqCst);
         let descriptors = mem::replace(&mut state.descriptors, SmallList::new());
-        // In the child of a fork(), the parent still uses the epoll.
-        if self.process.is_this_process() {
-            for &(fd, _) in descriptors.as_slice() {
-                // Fails if the rsocket has closed the descriptor.
-                let _ = main.control(EPOLL_CTL_DEL, fd, None);
-            }
+        for &(fd, _) in descriptors.as_slice() {
+            // Fails if the rsocket has closed the descriptor.
+            let _ = main.control(EPOLL_CTL_DEL, fd, None);
         }
         state.rsocket.take()
     }

@@ -42,10 +42,10 @@ use crate::os::fork::AtomicOwner;
 use crate::os::numbered::Numbered;
 use crate::os::sync::Mutex;
 
-/// Data of the queue's eventfd and of the epoll with the ordinary descriptors in the main epoll.
-/// The members' data is larger ([`Member::key`]).
-const QUEUE_KEY: u64 = 0;
-const ORDINARY_KEY: u64 = 1;
+/// Data of the queue's eventfd and of the epoll with the ordinary descriptors in the main epoll. No
+/// member has this data ([`Member::key`]), because no descriptor is negative.
+const QUEUE_KEY: u64 = u64::MAX;
+const ORDINARY_KEY: u64 = u64::MAX - 1;
 
 type Members = Numbered<c_int, Arc<Member>>;
 
@@ -61,7 +61,7 @@ pub struct Epoll {
     ordinary: KernelEpoll,
     queue: Queue,
     members: Mutex<Members>,
-    /// Serial number of the last member.
+    /// Serial number of the next member; 0 until there was a member.
     serial: AtomicU32,
     closed: AtomicBool,
     /// A level-triggered member that a wait has reported, leaving its event unread.
@@ -117,10 +117,7 @@ impl Epoll {
             (EPOLL_CTL_ADD, Some(interest)) => self.add(fd, rsocket, interest),
             (EPOLL_CTL_MOD, Some(interest)) if interest.is_exclusive() => Err(Errno::EINVAL),
             (EPOLL_CTL_MOD, Some(interest)) => self.modify(&self.find(fd)?, interest),
-            (EPOLL_CTL_DEL, _) => {
-                let there = self.forget(&self.find(fd)?);
-                if there { Ok(()) } else { Err(Errno::ENOENT) }
-            }
+            (EPOLL_CTL_DEL, _) => self.forget(&self.find(fd)?).then_some(()).ok_or(Errno::ENOENT),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -132,7 +129,8 @@ impl Epoll {
         if rsocket.ready(0) & POLLNVAL != 0 {
             return Err(Errno::EBADF);
         }
-        let member = Member::new(self, fd, self.next_serial(), Arc::clone(&rsocket), interest)?;
+        let serial = self.serial.fetch_add(1, Ordering::AcqRel);
+        let member = Member::new(self, fd, serial, Arc::clone(&rsocket), interest)?;
         self.insert(&member)?;
         let watcher: Arc<dyn Watcher> = member.clone();
         let result = rsocket.watchers().add(Arc::clone(&watcher)).and_then(|()| self.arm_or_queue(&member));
@@ -157,17 +155,6 @@ impl Epoll {
             Entry::Occupied(_) => return Err(Errno::new(libc::EEXIST)),
         };
         Ok(())
-    }
-
-    /// Returns a number other than 0, so that no [`Member::key`] is [`QUEUE_KEY`] or
-    /// [`ORDINARY_KEY`].
-    fn next_serial(&self) -> u32 {
-        loop {
-            let serial = self.serial.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
-            if serial != 0 {
-                return serial;
-            }
-        }
     }
 
     fn modify(&self, member: &Arc<Member>, interest: Interest) -> Result<()> {

@@ -47,7 +47,6 @@ fn the_child_of_a_fork_leaves_the_epoll_alone() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         crate::os::fork::in_child();
-        fake.close();
         fixture.epoll.close();
         // SAFETY: ends the child without running the parent's exit handlers.
         unsafe { libc::_exit(7) }

@@ -138,7 +138,7 @@ impl Epoll {
             if ready != 0 {
                 // The member is queued again or becomes disabled, so no descriptor has to announce
                 // its next change.
-                return Ok(self.report_level(member, &snapshot, ready, true));
+                return Ok(self.report(member, &snapshot, ready, None, true));
             }
         }
         let may_take = self.refresh(member, &snapshot).inspect_err(|_| {
@@ -172,21 +172,23 @@ impl Epoll {
         if ready == 0 {
             ready = snapshot.arm();
         }
-        self.report_level(member, snapshot, ready, queued || !leave_event)
+        self.report(member, snapshot, ready, None, queued || !leave_event)
     }
 
-    /// Reports the bits of a level-triggered member, if it may be reported. If it stays enabled, it
-    /// is queued if `queue` is set; otherwise an unread event keeps the main epoll readable.
-    fn report_level(
+    /// Reports the bits of a member, if it may be reported. `edges` is as for [`Member::decide`]. If
+    /// a level-triggered member stays enabled, it is queued if `queue` is set; otherwise an unread
+    /// event keeps the main epoll readable.
+    fn report(
         &self,
         member: &Arc<Member>,
         snapshot: &Snapshot,
         ready: c_short,
+        edges: Option<u64>,
         queue: bool,
     ) -> Option<epoll_event> {
         let interest = snapshot.interest;
-        let decision = member.decide(snapshot, ready != 0, None);
-        let stays = decision == Decision::Report && !interest.is_oneshot();
+        let decision = member.decide(snapshot, ready != 0, edges);
+        let stays = decision == Decision::Report && edges.is_none() && !interest.is_oneshot();
         if stays && !queue {
             *self.last_reported.lock() = Some(Arc::clone(member));
         }
@@ -224,12 +226,7 @@ impl Epoll {
         // Read the number of edges before the bits: this order may report an edge twice, but never
         // loses one.
         let edges = snapshot.rsocket.edges();
-        let ready = snapshot.ready();
-        let decision = member.decide(snapshot, ready != 0, Some(edges));
-        if decision == Decision::Retry {
-            self.queue.push(member);
-        }
-        (decision == Decision::Report).then(|| snapshot.interest.report(ready))
+        self.report(member, snapshot, snapshot.ready(), Some(edges), false)
     }
 
     /// Calls [`Member::refresh`]. Returns whether the caller may read the event of a descriptor
