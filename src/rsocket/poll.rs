@@ -217,7 +217,7 @@ impl Call<'_> {
             return Ok(ready);
         }
         let mut set = Set::new();
-        set.add_others(self)?;
+        set.add_all(self, false)?;
         match set.poll(self, Some(Duration::ZERO)) {
             // A pending signal does not discard the rsockets that are ready.
             Err(_) if ready > 0 => Ok(ready),
@@ -243,8 +243,7 @@ impl Call<'_> {
             // Rebuilt each time: the last notice may be about a descriptor that was not in the set.
             set.clear();
             set.add(waiting.descriptor(), POLLIN, WAITER)?;
-            set.add_rsockets(self)?;
-            set.add_others(self)?;
+            set.add_all(self, true)?;
             let Some(others) = with_cleanup(cancelled, || set.poll(self, deadline.left()))? else { return Ok(0) };
             set.take_events(self, &waiting);
             // Usually something is ready now, and nothing needs to be armed.
@@ -317,24 +316,15 @@ impl Set {
         try_push_small(&mut self.owners, owner)
     }
 
-    fn add_rsockets(&mut self, call: &Call<'_>) -> Result<()> {
-        for (index, member) in call.members.iter().enumerate() {
-            if let Some(rsocket) = &member.rsocket {
-                for &fd in rsocket.descriptors()?.as_slice() {
-                    self.add(fd, POLLIN, index)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn add_others(&mut self, call: &Call<'_>) -> Result<()> {
-        if !call.others {
-            return Ok(());
-        }
+    /// Adds the program's descriptors and, if `rsockets` is set, those of its rsockets.
+    fn add_all(&mut self, call: &Call<'_>, rsockets: bool) -> Result<()> {
         for (index, (fd, member)) in call.fds.iter().zip(call.members).enumerate() {
-            if fd.fd >= 0 && member.rsocket.is_none() {
-                self.add(fd.fd, fd.events, index)?;
+            match &member.rsocket {
+                Some(rsocket) if rsockets => {
+                    rsocket.descriptors()?.as_slice().iter().try_for_each(|&fd| self.add(fd, POLLIN, index))?;
+                }
+                None if fd.fd >= 0 => self.add(fd.fd, fd.events, index)?,
+                _ => {}
             }
         }
         Ok(())

@@ -14,7 +14,6 @@ mod thread;
 use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use self::registrations::{Reactor, Registration, Timer};
@@ -56,16 +55,9 @@ pub enum Role {
     Setup,
 }
 
-/// Identifies a registration. Never used twice.
+/// Identifies a registration. Never used twice. The default is no registration's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(u64);
-
-impl Key {
-    fn new() -> Key {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Key(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-}
 
 /// `None` until the first registration. The lock may be taken with a socket's lock held, and is
 /// released before any socket's lock is taken (docs/concurrency.md).
@@ -90,9 +82,7 @@ fn add(registration: Registration) -> Result<Key> {
         Some(reactor) => reactor,
         none => none.insert(Reactor::start()?),
     };
-    let key = Key::new();
-    reactor.add(key, registration)?;
-    Ok(key)
+    reactor.add(registration)
 }
 
 /// Calls `call` with the reactor locked. Returns `None` if there is no reactor.

@@ -88,22 +88,18 @@ impl<T> Slot<T> {
 
     /// Waits until no reader can still take a reference to the object that was removed.
     fn wait_for_pins(&self) {
+        const YIELDS: u32 = if cfg!(all(test, loom)) { u32::MAX } else { 64 };
         let mut yields = 0;
         // A read-modify-write operation sees the latest value, whereas a load may see an older one.
         while self.pins.fetch_add(0, Ordering::AcqRel) != 0 {
-            let_reader_run(&mut yields);
+            if yields < YIELDS {
+                yields += 1;
+                yield_now();
+            } else {
+                // Lets a reader run that has a lower priority and only this processor.
+                thread::sleep(Duration::from_micros(50));
+            }
         }
-    }
-}
-
-/// Lets a thread that holds a pin run, even if it has a lower priority and only this processor.
-fn let_reader_run(yields: &mut u32) {
-    const YIELDS: u32 = if cfg!(all(test, loom)) { u32::MAX } else { 64 };
-    if *yields < YIELDS {
-        *yields += 1;
-        yield_now();
-    } else {
-        thread::sleep(Duration::from_micros(50));
     }
 }
 

@@ -34,7 +34,7 @@ use crate::os::alloc::{try_arc, try_push_small};
 use crate::os::fork::Owner;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::sockaddr::{SockAddr, canonical_inet, to_sockaddr};
-use crate::os::sync::{self, Lock};
+use crate::os::sync::{Guard, Lock};
 use peers::Peers;
 use port::{Path, Port};
 use ports::{Refusals, Search};
@@ -96,8 +96,6 @@ fn lifetime() -> Duration {
     Duration::from_secs(defaults().dgram_path_lifetime.into())
 }
 
-type Guard<'a> = sync::Guard<'a, State>;
-
 impl Dgram {
     /// rsocket(3) for SOCK_DGRAM. `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
     pub fn new(domain: c_int, flags: c_int) -> Result<Arc<Dgram>> {
@@ -141,7 +139,7 @@ impl Dgram {
 
     /// Takes the lock for a call of the program. Fails with `EBADF` for a closed socket and in a
     /// child of the owner.
-    fn enter(&self) -> Result<Guard<'_>> {
+    fn enter(&self) -> Result<Guard<'_, State>> {
         let mut state = self.owner.enter(&self.state)?;
         if state.udp.is_none() {
             return Err(Errno::EBADF);

@@ -132,10 +132,7 @@ impl<H: Clone> Peers<H> {
     /// from peers that the program sends to. Returns the address for which the caller has to search
     /// a path, if any.
     pub fn header_received(&mut self, from: SocketAddr, qp: Qp, wants_answer: bool) -> Result<Option<IpAddr>> {
-        if !self.map.contains_key(&from) {
-            if !wants_answer {
-                return Ok(None);
-            }
+        if wants_answer && !self.map.contains_key(&from) {
             self.reserve(false, MAX_HEARD)?;
             let last_used = self.tick();
             self.map.insert(from, Peer { last_used, ..Peer::new() });
@@ -237,13 +234,13 @@ impl<H: Clone> Peer<H> {
     /// Handles a QP number in an unsolicited header.
     fn claim(&mut self, claim: Qp) {
         match self.qp {
-            None => self.set_address(claim.address, |peer| peer.claimed = Some(claim)),
+            None => self.drop_path_unless_to(claim.address),
             Some(qp) => {
-                self.claimed = Some(claim);
                 let recent = |asked: Instant| claim.confirmed.saturating_duration_since(asked) < CLAIM_INTERVAL;
                 self.doubted |= !qp.matches(claim.number, claim.address) && !self.doubt_asked.is_some_and(recent);
             }
         }
+        self.claimed = Some(claim);
     }
 
     /// Handles a QP number in an answer. A different number is accepted only while a datagram is
@@ -254,16 +251,16 @@ impl<H: Clone> Peer<H> {
             return;
         }
         self.unanswered = self.unanswered.saturating_sub(1);
-        self.set_address(answer.address, |peer| peer.qp = Some(answer));
+        self.drop_path_unless_to(answer.address);
+        self.qp = Some(answer);
     }
 
-    /// Calls `set`, which sets a QP at `address`. Drops a path to another address. After a failed
-    /// search, the delay before the next one remains.
-    fn set_address(&mut self, address: IpAddr, set: impl FnOnce(&mut Self)) {
+    /// Drops a path to another address, before the peer's QP is set to one at `address`. After a
+    /// failed search, the delay before the next one remains.
+    fn drop_path_unless_to(&mut self, address: IpAddr) {
         if self.address() != Some(address) && !matches!(self.path, Path::Failed(_)) {
             self.path = Path::Unknown;
         }
-        set(self);
     }
 
     fn route(&mut self, now: Instant) -> Route<H> {

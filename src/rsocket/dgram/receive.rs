@@ -271,7 +271,6 @@ impl State {
     /// Queues a datagram received over UDP. Drops it, as UDP does, if earlier ones already exceed
     /// the receive buffer.
     fn push_copy(&mut self, from: SocketAddr, payload: &[u8]) {
-        let cost = payload.len() + OVERHEAD;
         if self.shut_read || self.copied_bytes > self.options.receive_buffer as usize {
             return;
         }
@@ -279,7 +278,7 @@ impl State {
             && self.queue.try_reserve(1).is_ok()
         {
             self.queue.push_back(Datagram { from, payload: Payload::Copy(bytes) });
-            self.copied_bytes += cost;
+            self.copied_bytes += payload.len() + OVERHEAD;
         }
     }
 }

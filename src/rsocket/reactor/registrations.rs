@@ -11,7 +11,7 @@ use std::ffi::c_int;
 use std::mem;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{Key, Role, Service, thread};
@@ -338,7 +338,9 @@ impl Reactor {
     }
 
     /// Adds a registration.
-    pub fn add(&mut self, key: Key, registration: Registration) -> Result<()> {
+    pub fn add(&mut self, registration: Registration) -> Result<Key> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let key = Key(NEXT.fetch_add(1, Ordering::Relaxed));
         self.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let count = self.registrations.len() + 1;
         self.timers.reserve(TIMERS * count)?;
@@ -348,7 +350,7 @@ impl Reactor {
         }
         self.epoll.control(libc::EPOLL_CTL_ADD, registration.fd, registration.event(key))?;
         self.registrations.insert(key, registration);
-        Ok(())
+        Ok(key)
     }
 
     /// Removes a registration.
@@ -440,27 +442,23 @@ impl Wake {
 /// cancelled: it passes a function `is_set`, which returns whether a timer is still set.
 pub(super) struct Timers<T> {
     entries: BinaryHeap<Reverse<(Instant, T)>>,
-    /// Number of set timers for which [`insert`](Self::insert) does not allocate.
-    reserved: usize,
 }
 
 impl<T: Ord + Copy> Timers<T> {
     pub const fn new() -> Timers<T> {
-        Timers { entries: BinaryHeap::new(), reserved: 0 }
+        Timers { entries: BinaryHeap::new() }
     }
 
     /// Reserves memory for `count` timers in total: [`insert`](Self::insert) does not allocate for
     /// them.
     pub fn reserve(&mut self, count: usize) -> Result<()> {
         let missing = count.saturating_sub(self.entries.len());
-        self.entries.try_reserve(missing).map_err(|_| Errno::ENOMEM)?;
-        self.reserved = self.reserved.max(count);
-        Ok(())
+        self.entries.try_reserve(missing).map_err(|_| Errno::ENOMEM)
     }
 
     /// Adds a timer. Returns whether it is the first to expire.
     pub fn insert(&mut self, time: Instant, timer: T, is_set: impl Fn(T) -> bool) -> bool {
-        if self.entries.len() >= self.reserved {
+        if self.entries.len() == self.entries.capacity() {
             self.entries.retain(|&Reverse((_, timer))| is_set(timer));
         }
         let is_first = self.entries.peek().is_none_or(|&Reverse((first, _))| time < first);
