@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -28,8 +29,8 @@ pub fn longest_iteration() -> c_int {
 /// variables, which are stored on it.
 pub(super) fn spawn(role: Role, number: usize) -> Result<()> {
     let main = match role {
-        Role::Events => events_main,
-        Role::Setup => setup_main,
+        Role::Events => handle_events,
+        Role::Setup => work,
     };
     // SAFETY: signal sets and attributes are local variables, and the thread's argument is a
     // number.
@@ -44,19 +45,9 @@ pub(super) fn spawn(role: Role, number: usize) -> Result<()> {
         let argument = number as *mut c_void;
         let result = libc::pthread_create(&raw mut thread, &raw const attributes, main, argument);
         libc::pthread_attr_destroy(&raw mut attributes);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
         if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
     }
-}
-
-extern "C" fn events_main(number: *mut c_void) -> *mut c_void {
-    handle_events(number as usize);
-    std::ptr::null_mut()
-}
-
-extern "C" fn setup_main(number: *mut c_void) -> *mut c_void {
-    work(number as usize);
-    std::ptr::null_mut()
 }
 
 /// Notes how long an iteration took that began at `start`.
@@ -73,10 +64,11 @@ fn with<T>(number: usize, with: impl FnOnce(&mut Reactor) -> Option<T>) -> Optio
 
 /// The worker. Runs until the process ends, or another reactor has replaced this one, whose
 /// descriptors the program has closed.
-fn work(number: usize) {
+extern "C" fn work(number: *mut c_void) -> *mut c_void {
+    let number = number as usize;
     loop {
         let count = JOBS.count();
-        let Some(job) = with(number, |reactor| Some(reactor.next_job())) else { return };
+        let Some(job) = with(number, |reactor| Some(reactor.next_job())) else { return ptr::null_mut() };
         let Some(job) = job else {
             let _ = JOBS.wait(count, None);
             continue;
@@ -88,18 +80,19 @@ fn work(number: usize) {
 }
 
 /// The thread for events. Runs until the process ends or the program closes the descriptors.
-fn handle_events(number: usize) {
+extern "C" fn handle_events(number: *mut c_void) -> *mut c_void {
     const BATCH: usize = 64;
     /// Maximum number of timers per iteration: new events must not wait for thousands of
     /// connections that were closed at once.
     const EXPIRED: usize = 16;
+    let number = number as usize;
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
     while let Some((epoll, timeout)) = with(number, next_wait) {
         // SAFETY: the buffer has room for BATCH events; if `epoll` is no longer an epoll, the call
         // fails.
         let count = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), BATCH as c_int, timeout) };
         if count < 0 && Errno::last() != Errno::EINTR {
-            return;
+            break;
         }
         let start = Instant::now();
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
@@ -114,6 +107,7 @@ fn handle_events(number: usize) {
         }
         note_iteration(start);
     }
+    ptr::null_mut()
 }
 
 /// Handles an event that the epoll has reported.
