@@ -10,7 +10,7 @@ use libc::{
 };
 
 use super::Epoll;
-use crate::errno::Result;
+use crate::errno::{Errno, Result};
 use crate::os::alloc::{SmallList, try_arc, try_push_small};
 use crate::os::event::KernelEpoll;
 use crate::os::sync::Mutex;
@@ -61,16 +61,6 @@ pub struct Snapshot {
     pub interest: Interest,
     pub enabled: bool,
     version: u32,
-}
-
-/// Whether the descriptors of a member are registered in the main epoll.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Registered {
-    Already,
-    /// A descriptor was registered just now, and may have been readable before.
-    Newly,
-    /// There is currently no descriptor to wait for.
-    None,
 }
 
 /// Whether to report a member that was polled.
@@ -183,17 +173,18 @@ impl Member {
         state.rsocket.clone().map(|rsocket| Snapshot { rsocket, interest, enabled, version })
     }
 
-    /// EPOLL_CTL_MOD. Resets the edges, so that the current state is reported again.
-    pub fn modify(&self, interest: Interest) {
+    /// EPOLL_CTL_MOD. Resets the edges, so that the current state is reported again. Fails with
+    /// `EINVAL` for a member with EPOLLEXCLUSIVE.
+    pub fn modify(&self, interest: Interest) -> Result<()> {
         let mut state = self.state.lock();
+        if state.interest.is_exclusive() {
+            return Err(Errno::EINVAL);
+        }
         state.interest = interest;
         state.enabled = true;
         state.version = state.version.wrapping_add(1);
         state.reported = None;
-    }
-
-    pub fn is_exclusive(&self) -> bool {
-        self.state.lock().interest.is_exclusive()
+        Ok(())
     }
 
     /// Returns the event with which a kernel epoll takes the member over: only its flags if
@@ -204,25 +195,10 @@ impl Member {
         epoll_event { events: if enabled { interest.events } else { interest.events & FLAGS }, u64: interest.data }
     }
 
-    /// Registers the rsocket's current descriptors in the main epoll.
-    pub fn refresh(&self, main: &KernelEpoll, snapshot: &Snapshot) -> Result<Registered> {
-        let mut newly = false;
-        loop {
-            let now = snapshot.rsocket.descriptors()?;
-            let (muted, unmuted) = self.register(main, now.as_slice())?;
-            newly |= unmuted;
-            // After muting, repeat: the descriptors may have changed, with a notice, before they
-            // were muted.
-            if !muted {
-                let registered = if newly { Registered::Newly } else { Registered::Already };
-                return Ok(if now.as_slice().is_empty() { Registered::None } else { registered });
-            }
-        }
-    }
-
-    /// Registers `now`. Returns whether a descriptor was muted because it is not in `now`, and
-    /// whether a descriptor was added or unmuted.
-    fn register(&self, main: &KernelEpoll, now: &[c_int]) -> Result<(bool, bool)> {
+    /// Registers `now`, the rsocket's current descriptors, in the main epoll. Returns whether a
+    /// descriptor was muted because it is not in `now`, and whether a descriptor was added or
+    /// unmuted.
+    pub fn register(&self, main: &KernelEpoll, now: &[c_int]) -> Result<(bool, bool)> {
         let mut state = self.state.lock();
         if state.rsocket.is_none() {
             return Ok((false, false));

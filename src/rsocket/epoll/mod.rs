@@ -116,7 +116,11 @@ impl Epoll {
         match (op, event.map(interest)) {
             (EPOLL_CTL_ADD, Some(interest)) => self.add(fd, rsocket, interest),
             (EPOLL_CTL_MOD, Some(interest)) if interest.is_exclusive() => Err(Errno::EINVAL),
-            (EPOLL_CTL_MOD, Some(interest)) => self.modify(&self.find(fd)?, interest),
+            (EPOLL_CTL_MOD, Some(interest)) => {
+                let member = self.find(fd)?;
+                member.modify(interest)?;
+                self.arm_or_queue(&member)
+            }
             (EPOLL_CTL_DEL, _) => self.forget(&self.find(fd)?).then_some(()).ok_or(Errno::ENOENT),
             _ => Err(Errno::EINVAL),
         }
@@ -157,14 +161,6 @@ impl Epoll {
         Ok(())
     }
 
-    fn modify(&self, member: &Arc<Member>, interest: Interest) -> Result<()> {
-        if member.is_exclusive() {
-            return Err(Errno::EINVAL);
-        }
-        member.modify(interest);
-        self.arm_or_queue(member)
-    }
-
     /// Removes the member `fd` and adds `number`, a kernel descriptor, to `epfd`, a kernel epoll of
     /// the program, with the member's event. No other thread can change or remove the member or
     /// `number` between the two steps. Does nothing if `fd` is not a member.
@@ -183,20 +179,16 @@ impl Epoll {
     /// sufficient, because members and rsockets refer to each other.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        if !self.owner.is_this_process() {
-            // The parent's epoll: threads that do not exist here may have locked it, and its
-            // members and waiters must stay.
-            if let Some(mut number) = self.number.try_lock() {
-                drop(number.take());
-            }
-            return;
+        // The members and waiters of a parent's epoll must stay.
+        if self.owner.is_this_process() {
+            let members = std::mem::take(&mut *self.members.lock());
+            members.values().for_each(|member| self.detach(member));
+            self.queue.raise_permanently();
         }
-        let members = std::mem::take(&mut *self.members.lock());
-        for member in members.into_values() {
-            self.detach(&member);
+        // If a thread of the parent held this lock at the fork, the child's copy stays open.
+        if let Some(mut number) = self.number.try_lock() {
+            drop(number.take());
         }
-        self.queue.raise_permanently();
-        drop(self.number.lock().take());
     }
 
     fn find(&self, fd: c_int) -> Result<Arc<Member>> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use libc::epoll_event;
 
-use super::member::{Decision, Member, Registered, Snapshot};
+use super::member::{Decision, Member, Snapshot};
 use super::{Epoll, ORDINARY_KEY, QUEUE_KEY};
 use crate::errno::Result;
 use crate::os::event::Deadline;
@@ -146,12 +146,11 @@ impl Epoll {
             self.queue.push(member);
         })?;
         let readable = readable && may_take;
-        let event = if snapshot.interest.is_edge() {
+        Ok(if snapshot.interest.is_edge() {
             self.poll_edges(member, &snapshot, readable)
         } else {
             self.poll_level(member, &snapshot, readable, queued)
-        };
-        Ok(event)
+        })
     }
 
     fn poll_level(
@@ -229,16 +228,26 @@ impl Epoll {
         self.report(member, snapshot, snapshot.ready(), Some(edges), false)
     }
 
-    /// Calls [`Member::refresh`]. Returns whether the caller may read the event of a descriptor
-    /// that was readable.
+    /// Registers the rsocket's current descriptors in the main epoll. Returns whether the caller
+    /// may read the event of a descriptor that was readable.
     fn refresh(&self, member: &Arc<Member>, snapshot: &Snapshot) -> Result<bool> {
-        let registered = member.refresh(&self.main, snapshot)?;
-        if registered == Registered::Newly {
-            // The call that used the descriptors may have left an event unread.
-            take_event(member, snapshot);
+        let mut newly = false;
+        loop {
+            let now = snapshot.rsocket.descriptors()?;
+            let (muted, unmuted) = member.register(&self.main, now.as_slice())?;
+            newly |= unmuted;
+            // If there are no descriptors, a blocking call uses them, and will notify the member.
+            let has_some = !now.as_slice().is_empty();
+            // After muting, repeat: the descriptors may have changed, with a notice, before they
+            // were muted.
+            if !muted {
+                if has_some && newly {
+                    // The call that used the descriptors may have left an event unread.
+                    take_event(member, snapshot);
+                }
+                return Ok(has_some && !newly);
+            }
         }
-        // If there are no descriptors, a blocking call uses them, and will notify the member.
-        Ok(registered == Registered::Already)
     }
 
     /// After ADD and MOD: queues the member if something is ready, and arms it otherwise.
