@@ -126,8 +126,7 @@ impl Dgram {
             watchers: Watchers::new(),
             edges: AtomicU64::new(0),
         })?;
-        let service: Arc<dyn Service> = Arc::clone(&socket) as _;
-        let key = reactor::register(Role::Events, socket.fd, service)?;
+        let key = reactor::register(Role::Events, socket.fd, socket.clone())?;
         socket.state.lock().key = Some(key);
         Ok(socket)
     }

@@ -33,7 +33,6 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The peers. `H` is the type of a resolved path.
-#[derive(Debug)]
 pub(super) struct Peers<H> {
     map: HashMap<SocketAddr, Peer<H>>,
     /// Number of peers that the program sends to.
@@ -44,7 +43,6 @@ pub(super) struct Peers<H> {
     lifetime: Duration,
 }
 
-#[derive(Debug)]
 struct Peer<H> {
     /// The QP in the peer's last answer.
     qp: Option<Qp>,
@@ -80,7 +78,6 @@ impl Qp {
     }
 }
 
-#[derive(Debug)]
 enum Path<H> {
     Unknown,
     Wanted,
@@ -89,7 +86,6 @@ enum Path<H> {
     Failed(Instant),
 }
 
-#[derive(Debug)]
 struct Known<H> {
     handle: H,
     /// IP address of the QP that the path leads to.

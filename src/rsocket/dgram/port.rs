@@ -15,7 +15,7 @@ use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
 use crate::os::event;
 use crate::os::library_fds::{self, OwnFd};
-use crate::os::sockaddr::to_sockaddr;
+use crate::os::sockaddr::SockAddr;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key};
 use crate::rsocket::socket_table;
@@ -39,7 +39,6 @@ const MIN_ENTRIES: u16 = 16;
 const POLL_BATCH: usize = 16;
 
 /// A resolved path: the peer's address handle, the port that uses it, and its MTU.
-#[derive(Debug)]
 pub(super) struct Path {
     handle: AddressHandle,
     pub port: Key,
@@ -55,7 +54,6 @@ pub(super) struct Sizes {
 
 /// The UD QP of a local address with its resources. Dropping the port first destroys the QP, then
 /// the fields in the order of their declaration: the CQs before their channel.
-#[derive(Debug)]
 pub(super) struct Port {
     /// For each send slot, the path whose address handle the device uses until the send completes.
     in_flight: Vec<Option<Arc<Path>>>,
@@ -84,7 +82,6 @@ pub(super) struct Port {
 }
 
 /// A CQ, and whether it is armed, or has raised an event that was not read.
-#[derive(Debug)]
 struct Cq {
     completions: CompletionQueue,
     armed: bool,
@@ -120,8 +117,7 @@ pub(super) fn bound_id(local: &SocketAddr) -> Result<CmId> {
     let mut address = *local;
     // RDMA port numbers are separate from those of the IP stack. Any number will do.
     address.set_port(0);
-    let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    id.bind(&to_sockaddr(family, &address))?;
+    id.bind(&SockAddr::from_inet(&address))?;
     Ok(id)
 }
 
@@ -324,9 +320,7 @@ impl Port {
             return;
         }
         let slots = if self.free_slots.is_empty() { self.send_cq.arm() } else { Ok(()) };
-        if self.recv_cq.arm().and(slots).is_err() {
-            self.broken = true;
-        }
+        self.broken |= self.recv_cq.arm().and(slots).is_err();
     }
 
     /// Reads the pending completion events.

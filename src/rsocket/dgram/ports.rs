@@ -16,7 +16,7 @@ use super::{Dgram, State};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::*;
 use crate::os::alloc::try_arc;
-use crate::os::sockaddr::{to_sockaddr, with_port};
+use crate::os::sockaddr::{SockAddr, with_port};
 use crate::os::uapi::{RDMA_OPTION_ID, RDMA_OPTION_ID_TOS};
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::pollable::Notice;
@@ -33,7 +33,6 @@ const MAX_REFUSALS: usize = 16;
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// A search in progress.
-#[derive(Debug)]
 pub(super) struct Search {
     pub key: Key,
     pub id: CmId,
@@ -46,7 +45,7 @@ pub(super) struct Search {
 
 /// Local addresses for which no port could be created recently, so that packets do not cause
 /// further attempts.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Refusals([Option<(IpAddr, Instant)>; MAX_REFUSALS]);
 
 impl Refusals {
@@ -102,9 +101,8 @@ impl Dgram {
             return Ok(port.key);
         }
         state.ports.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
-        let register = |fd| reactor::register(Role::Events, fd, service);
-        let port = Port::new(local, state.options.sizes(), self.fd, register);
+        let register = |fd| reactor::register(Role::Events, fd, self.clone());
+        let port = Port::new(local, state.options.port_sizes(), self.fd, register);
         state.refusals.note(local.ip(), port.is_err(), Instant::now());
         let port = port?;
         let key = port.key;
@@ -155,10 +153,8 @@ impl Dgram {
         if tos != 0 {
             id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[tos])?;
         }
-        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        id.resolve_addr(&to_sockaddr(family, &with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
-        let service: Arc<dyn reactor::Service> = Arc::clone(self) as _;
-        let key = reactor::register(Role::Setup, id.fd(), service)?;
+        id.resolve_addr(&SockAddr::from_inet(&with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
+        let key = reactor::register(Role::Setup, id.fd(), self.clone())?;
         state.searches.push(Search { key, id, peer, address, port });
         Ok(())
     }

@@ -27,13 +27,11 @@ const MAX_PACKETS: usize = 64;
 const OVERHEAD: usize = 128;
 
 /// A received datagram.
-#[derive(Debug)]
 pub(super) struct Datagram {
     from: SocketAddr,
     payload: Payload,
 }
 
-#[derive(Debug)]
 enum Payload {
     /// In a slot of this port, after a header of this length.
     Slot(Key, Received, usize),
@@ -271,7 +269,7 @@ impl State {
     /// Queues a datagram received over UDP. Drops it, as UDP does, if earlier ones already exceed
     /// the receive buffer.
     fn push_copy(&mut self, from: SocketAddr, payload: &[u8]) {
-        if self.shut_read || self.copied_bytes > self.options.receive_buffer as usize {
+        if self.shut_read || self.copied_bytes > self.options.sizes.receive_buffer as usize {
             return;
         }
         if let Ok(bytes) = try_copy(payload)

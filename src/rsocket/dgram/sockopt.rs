@@ -17,7 +17,7 @@ use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
 use crate::os::event;
 use crate::os::sockaddr::{SockAddr, canonical_inet};
-use crate::rsocket::config::{MAX_ENTRIES, defaults};
+use crate::rsocket::config::{Defaults, MAX_ENTRIES, defaults};
 use crate::rsocket::stream::{Value, number, timeout};
 use crate::rsocket::wire;
 
@@ -33,36 +33,23 @@ const UDP_GRO: c_int = 104;
 /// Sizes of new ports, and time-outs of calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
-    send_queue: u16,
-    receive_queue: u16,
-    inline: u16,
-    iomap: u16,
-    send_buffer: u32,
-    pub receive_buffer: u32,
+    /// The numbers of queue entries, and the sizes of the buffers.
+    pub sizes: Defaults,
     pub receive_timeout: Option<Duration>,
     pub send_timeout: Option<Duration>,
 }
 
 impl Options {
     pub fn new() -> Options {
-        let defaults = defaults();
-        Options {
-            send_queue: defaults.sq,
-            receive_queue: defaults.rq,
-            inline: defaults.inline,
-            iomap: defaults.iomap,
-            send_buffer: defaults.send_buffer,
-            receive_buffer: defaults.receive_buffer,
-            receive_timeout: None,
-            send_timeout: None,
-        }
+        Options { sizes: *defaults(), receive_timeout: None, send_timeout: None }
     }
 
     /// Returns the requested queue sizes, limited to the number of full datagrams that fit into the
     /// buffers.
-    pub fn sizes(&self) -> Sizes {
+    pub fn port_sizes(&self) -> Sizes {
+        let Defaults { sq, rq, send_buffer, receive_buffer, .. } = self.sizes;
         let fit = |queue: u16, buffer: u32| queue.min(u16::try_from(buffer as usize / MAX_MESSAGE).unwrap_or(u16::MAX));
-        Sizes { send: fit(self.send_queue, self.send_buffer), receive: fit(self.receive_queue, self.receive_buffer) }
+        Sizes { send: fit(sq, send_buffer), receive: fit(rq, receive_buffer) }
     }
 }
 
@@ -106,10 +93,10 @@ impl Dgram {
             }
             (SOL_SOCKET, SO_ERROR) if state.error.is_some() => state.error.take().map_or(0, Errno::get),
             _ if level as u32 == SOL_RDMA => match name {
-                RDMA_SQSIZE => state.options.send_queue.into(),
-                RDMA_RQSIZE => state.options.receive_queue.into(),
-                RDMA_INLINE => state.options.inline.into(),
-                RDMA_IOMAPSIZE => state.options.iomap.into(),
+                RDMA_SQSIZE => state.options.sizes.sq.into(),
+                RDMA_RQSIZE => state.options.sizes.rq.into(),
+                RDMA_INLINE => state.options.sizes.inline.into(),
+                RDMA_IOMAPSIZE => state.options.sizes.iomap.into(),
                 _ => return Err(Errno::ENOTSUP),
             },
             _ => {
@@ -147,8 +134,8 @@ impl Dgram {
             // The UDP socket has validated the value.
             let mut options = state.options;
             match (level, name) {
-                (SOL_SOCKET, SO_SNDBUF | SO_SNDBUFFORCE) => options.send_buffer = size(SO_SNDBUF)?,
-                (SOL_SOCKET, SO_RCVBUF | SO_RCVBUFFORCE) => options.receive_buffer = size(SO_RCVBUF)?,
+                (SOL_SOCKET, SO_SNDBUF | SO_SNDBUFFORCE) => options.sizes.send_buffer = size(SO_SNDBUF)?,
+                (SOL_SOCKET, SO_RCVBUF | SO_RCVBUFFORCE) => options.sizes.receive_buffer = size(SO_RCVBUF)?,
                 (SOL_SOCKET, SO_RCVTIMEO) => options.receive_timeout = timeout(value)?,
                 (SOL_SOCKET, SO_SNDTIMEO) => options.send_timeout = timeout(value)?,
                 _ => {}
@@ -168,12 +155,12 @@ impl Dgram {
         }
         let wanted = number(value)?;
         let entries = wanted.clamp(0, MAX_ENTRIES.into()) as u16;
-        let options = &mut state.options;
+        let sizes = &mut state.options.sizes;
         match name {
-            RDMA_SQSIZE => options.send_queue = entries,
-            RDMA_RQSIZE => options.receive_queue = entries,
-            RDMA_INLINE => options.inline = entries,
-            RDMA_IOMAPSIZE => options.iomap = wire::round_iomap_size(wanted.max(0) as u32),
+            RDMA_SQSIZE => sizes.sq = entries,
+            RDMA_RQSIZE => sizes.rq = entries,
+            RDMA_INLINE => sizes.inline = entries,
+            RDMA_IOMAPSIZE => sizes.iomap = wire::round_iomap_size(wanted.max(0) as u32),
             _ => return Err(Errno::ENOTSUP),
         }
         Ok(())
@@ -242,9 +229,9 @@ mod tests {
 
     #[test]
     fn queues_are_limited_by_the_buffers() {
-        let mut options = Options { send_queue: 384, receive_queue: 10, ..Options::new() };
-        (options.send_buffer, options.receive_buffer) = (1 << 17, 1 << 17);
-        let sizes = options.sizes();
+        let mut options = Options::new();
+        options.sizes = Defaults { sq: 384, rq: 10, send_buffer: 1 << 17, receive_buffer: 1 << 17, ..options.sizes };
+        let sizes = options.port_sizes();
         assert_eq!((sizes.send, sizes.receive), (64, 10));
     }
 }

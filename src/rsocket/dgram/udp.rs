@@ -18,7 +18,6 @@ use crate::os::library_fds::{self, OwnFd};
 use crate::os::sockaddr::{SockAddr, canonical_inet, to_sockaddr, zeroed as no_address};
 
 /// A UDP socket.
-#[derive(Debug)]
 pub(super) struct Udp {
     socket: OwnFd,
     domain: c_int,
@@ -159,7 +158,6 @@ pub(super) fn service_option(is_ipv4: bool) -> (c_int, c_int) {
 
 /// A UDP socket that finds the local address for a destination. It is kept open, so that no later
 /// call fails for lack of a descriptor.
-#[derive(Debug)]
 pub(super) struct Probe(Udp);
 
 impl Probe {
