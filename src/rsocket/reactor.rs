@@ -16,7 +16,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::registrations::{Reactor, Registration, Timer};
+use self::registrations::{Call, Reactor, Registration};
 pub use self::thread::longest_iteration;
 use crate::cm::GlobalLock;
 use crate::errno::{Errno, Result};
@@ -137,7 +137,7 @@ pub fn watch_channel_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
     if registration.second != Some((fd, true)) {
         registration.second = Some((fd, false));
     }
-    reactor.set_after(key, Timer::Watches, delay);
+    reactor.set_after(key, Call::Channel, delay);
     Ok(())
 }
 
@@ -151,7 +151,7 @@ pub fn pause(key: Key, time: Duration) {
 pub fn enable(key: Key, time: Instant) {
     with_reactor(|reactor| {
         reactor.resume(key);
-        reactor.set_timer(key, Timer::Expires, Some(time));
+        reactor.set_timer(key, Call::Expired, Some(time));
     });
 }
 
@@ -163,7 +163,7 @@ pub fn set_writable_wanted(key: Key, wanted: bool) {
 
 /// Sets the timer of `key` to `time`, unless this is `None`. Cancels the previous timer.
 pub fn set_timer(key: Key, time: Option<Instant>) {
-    with_reactor(|reactor| reactor.set_timer(key, Timer::Expires, time));
+    with_reactor(|reactor| reactor.set_timer(key, Call::Expired, time));
 }
 
 /// Sets the timer of `key` to `time`, unless it is set to an earlier time.

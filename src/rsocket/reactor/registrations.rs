@@ -31,8 +31,8 @@ pub(super) struct Reactor {
     /// they have to end.
     pub number: usize,
     pub registrations: Numbered<Key, Registration>,
-    /// Has capacity for one timer of each kind per registration.
-    pub timers: Timers<(Key, Timer, u64)>,
+    /// Has capacity for a timer of each [`Call`] per registration.
+    pub timers: Timers<(Key, Call, u64)>,
     /// Number of timers that were set.
     timers_set: u64,
     /// Whether the thread waits until the first timer that it has found, so that an earlier one has
@@ -43,16 +43,20 @@ pub(super) struct Reactor {
     has_worker: bool,
 }
 
-/// Why a service is called.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Why a service is called. Each reason has a timer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Call {
-    /// The descriptor is ready.
+    /// The descriptor is ready. At the time of the timer, a paused descriptor is enabled again.
     Service,
-    /// The timer has expired.
+    /// The service's timer has expired.
     Expired,
-    /// The second descriptor is readable.
+    /// The second descriptor is readable. At the time of the timer, the second descriptor is
+    /// watched, or the service called for it again.
     Channel,
 }
+
+/// Number of reasons.
+const CALLS: usize = Call::Channel as usize + 1;
 
 /// A call that a thread has to make.
 pub(super) struct Due {
@@ -71,7 +75,7 @@ pub(super) struct Registration {
     /// Whether the epoll reports these events, unless `is_job` is set.
     pub is_enabled: bool,
     /// For each [`Call`], whether a job of the worker is queued or in progress.
-    is_job: [bool; 3],
+    is_job: [bool; CALLS],
     /// Number of times in a row that the service was busy.
     busy: u32,
     /// The descriptor of [`watch_channel`](super::watch_channel), and whether the epoll has it.
@@ -80,8 +84,8 @@ pub(super) struct Registration {
     /// then.
     was_readable: bool,
     pub service: Arc<dyn Service>,
-    /// The time of each kind of timer that is set, and its number.
-    pub times: [Option<(Instant, u64)>; TIMERS],
+    /// For each [`Call`], the time of its timer, if the timer is set, and its number.
+    pub times: [Option<(Instant, u64)>; CALLS],
 }
 
 impl Registration {
@@ -92,12 +96,12 @@ impl Registration {
             fd,
             events: libc::EPOLLIN as u32,
             is_enabled,
-            is_job: [false; 3],
+            is_job: [false; CALLS],
             busy: 0,
             second: None,
             was_readable: false,
             service,
-            times: [None; TIMERS],
+            times: [None; CALLS],
         }
     }
 
@@ -119,18 +123,8 @@ impl Registration {
     }
 }
 
-/// The action of a timer.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Timer {
-    Expires,
-    /// The descriptor, which was paused, is enabled again.
-    Resumes,
-    /// The second descriptor is watched, or the service called for it again.
-    Watches,
-}
-
 /// Returns a function that tells whether a timer is set, and not cancelled.
-fn is_set(registrations: &Numbered<Key, Registration>) -> impl Fn((Key, Timer, u64)) -> bool {
+fn is_set(registrations: &Numbered<Key, Registration>) -> impl Fn((Key, Call, u64)) -> bool {
     |(key, kind, number)| {
         let time = registrations.get(&key).and_then(|registration| registration.times[kind as usize]);
         time.is_some_and(|(_, latest)| latest == number)
@@ -141,9 +135,6 @@ fn is_set(registrations: &Numbered<Key, Registration>) -> impl Fn((Key, Timer, u
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 const BUSY_DOUBLINGS: u32 = 6;
 
-/// Number of kinds of timers.
-const TIMERS: usize = Timer::Watches as usize + 1;
-
 impl Reactor {
     pub fn start() -> Result<Reactor> {
         /// Number of registrations for which memory is reserved at the start.
@@ -151,7 +142,7 @@ impl Reactor {
         static STARTED: AtomicUsize = AtomicUsize::new(0);
         let (mut registrations, mut timers) = (Numbered::default(), Timers::new());
         registrations.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
-        timers.reserve(TIMERS * FEW)?;
+        timers.reserve(CALLS * FEW)?;
         let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -233,10 +224,10 @@ impl Reactor {
                     self.pause(key, pause);
                 }
             }
-            Call::Expired if !done => self.set_after(key, Timer::Expires, pause),
+            Call::Expired if !done => self.set_after(key, Call::Expired, pause),
             Call::Channel if !done => {
                 registration.was_readable = true;
-                self.set_after(key, Timer::Watches, 4 * BUSY_PAUSE);
+                self.set_after(key, Call::Channel, 4 * BUSY_PAUSE);
             }
             Call::Expired | Call::Channel => {}
         }
@@ -245,7 +236,7 @@ impl Reactor {
     /// Ends the pause before the second descriptor is watched. If the service was busy when the
     /// descriptor was readable, returns a call to make instead: the lock that made it busy may be
     /// held again at each later event.
-    pub fn watch_after_pause(&mut self, key: Key) -> Option<Due> {
+    fn watch_after_pause(&mut self, key: Key) -> Option<Due> {
         let registration = self.registrations.get_mut(&key)?;
         if mem::take(&mut registration.was_readable) {
             return Some(registration.due(key, Call::Channel));
@@ -299,14 +290,14 @@ impl Reactor {
     }
 
     /// Sets a timer for the time after `delay`, unless one of this kind is set.
-    pub fn set_after(&mut self, key: Key, kind: Timer, delay: Duration) {
+    pub fn set_after(&mut self, key: Key, kind: Call, delay: Duration) {
         if self.registrations.get(&key).is_some_and(|registration| registration.times[kind as usize].is_none()) {
             self.set_timer(key, kind, Some(Instant::now() + delay));
         }
     }
 
     /// Sets a timer of this kind, unless `time` is `None`. Cancels the previous one.
-    pub fn set_timer(&mut self, key: Key, kind: Timer, time: Option<Instant>) {
+    pub fn set_timer(&mut self, key: Key, kind: Call, time: Option<Instant>) {
         let Some(registration) = self.registrations.get_mut(&key) else { return };
         self.timers_set += 1;
         registration.times[kind as usize] = time.map(|time| (time, self.timers_set));
@@ -317,11 +308,11 @@ impl Reactor {
         }
     }
 
-    /// Sets the timer of [`Timer::Expires`], unless it is set to an earlier time.
+    /// Sets the timer of [`Call::Expired`], unless it is set to an earlier time.
     pub fn set_timer_by(&mut self, key: Key, time: Instant) {
-        let set = self.registrations.get(&key).and_then(|registration| registration.times[Timer::Expires as usize]);
+        let set = self.registrations.get(&key).and_then(|registration| registration.times[Call::Expired as usize]);
         if set.is_none_or(|(earlier, _)| time < earlier) {
-            self.set_timer(key, Timer::Expires, Some(time));
+            self.set_timer(key, Call::Expired, Some(time));
         }
     }
 
@@ -330,11 +321,19 @@ impl Reactor {
         self.timers.first(is_set(&self.registrations))
     }
 
-    /// Takes a timer that has expired at `due`.
-    pub fn take_expired(&mut self, due: Instant) -> Option<(Key, Timer)> {
+    /// Takes a timer that had expired at `due`, and performs its action. Returns `None` if no timer
+    /// had expired, otherwise the call to make, if there is one.
+    pub fn next_expired(&mut self, due: Instant) -> Option<Option<Due>> {
         let (key, kind, _) = self.timers.take_expired(due, is_set(&self.registrations))?;
         self.registrations.get_mut(&key)?.times[kind as usize] = None;
-        Some((key, kind))
+        Some(match kind {
+            Call::Service => {
+                self.resume(key);
+                None
+            }
+            Call::Channel => self.watch_after_pause(key),
+            Call::Expired => self.due(key, kind),
+        })
     }
 
     /// Adds a registration.
@@ -343,7 +342,7 @@ impl Reactor {
         let key = Key(NEXT.fetch_add(1, Ordering::Relaxed));
         self.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let count = self.registrations.len() + 1;
-        self.timers.reserve(TIMERS * count)?;
+        self.timers.reserve(CALLS * count)?;
         self.jobs.try_reserve((2 * count).saturating_sub(self.jobs.len())).map_err(|_| Errno::ENOMEM)?;
         if registration.role == Role::Setup {
             self.start_worker();
@@ -386,7 +385,7 @@ impl Reactor {
     pub fn pause(&mut self, key: Key, time: Duration) {
         let is_enabled = self.registrations.get(&key).is_some_and(|registration| registration.is_enabled);
         if is_enabled && self.change(key, |registration| registration.is_enabled = false) {
-            self.set_after(key, Timer::Resumes, time);
+            self.set_after(key, Call::Service, time);
         }
     }
 

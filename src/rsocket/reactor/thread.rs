@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::registrations::{Call, Due, Reactor, SECOND, Timer};
+use super::registrations::{Call, Due, Reactor, SECOND};
 use super::{Key, REACTOR, Role};
 use crate::errno::{Errno, Result};
 use crate::os::event;
@@ -102,7 +102,7 @@ extern "C" fn handle_events(number: *mut c_void) -> *mut c_void {
         // after other events.
         let due = Instant::now();
         for _ in 0..EXPIRED {
-            let Some(expired) = with(number, |reactor| next_expired(reactor, due)) else { break };
+            let Some(expired) = with(number, |reactor| reactor.next_expired(due)) else { break };
             expired.into_iter().for_each(call);
         }
         note_iteration(start);
@@ -145,16 +145,4 @@ fn next_wait(reactor: &mut Reactor) -> Option<(RawFd, c_int)> {
     reactor.report_wake(false);
     reactor.is_waiting = true;
     Some((reactor.epoll.as_raw_fd(), event::poll_time(reactor.first_timer())))
-}
-
-/// Takes a timer that had expired at `due`, and performs its action. Returns `None` if no timer had
-/// expired, otherwise the call to make, if there is one.
-fn next_expired(reactor: &mut Reactor, due: Instant) -> Option<Option<Due>> {
-    let (key, kind) = reactor.take_expired(due)?;
-    match kind {
-        Timer::Resumes => reactor.resume(key),
-        Timer::Watches => return Some(reactor.watch_after_pause(key)),
-        Timer::Expires => return Some(reactor.due(key, Call::Expired)),
-    }
-    Some(None)
 }
