@@ -137,7 +137,7 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
         }
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
             let socket = Dgram::new(domain, flags)?;
-            register(socket.fd(), Object::Socket(Socket::Datagram(socket)))
+            register(socket.fd, Object::Socket(Socket::Datagram(socket)))
         }
         _ => Err(Errno::ENOTSUP),
     }
@@ -481,7 +481,7 @@ pub unsafe fn write_mapped(fd: c_int, data: &[u8], offset: u64, flags: c_int) ->
 /// repoll_create(3). Returns the descriptor.
 pub fn epoll_create(flags: c_int) -> Result<c_int> {
     let epoll = Epoll::create(flags)?;
-    register(epoll.fd(), Object::Epoll(epoll))
+    register(epoll.fd, Object::Epoll(epoll))
 }
 
 /// Returns the repoll instance of `fd`. Fails with `EINVAL` for an rsocket, and with `EBADF` if

@@ -46,7 +46,7 @@ use udp::{Probe, Udp};
 /// A datagram rsocket.
 pub struct Dgram {
     /// The program's descriptor, which is the UDP socket's.
-    fd: c_int,
+    pub fd: c_int,
     /// The process that created the socket.
     owner: Owner,
     state: Lock<State>,
@@ -131,11 +131,6 @@ impl Dgram {
         Ok(socket)
     }
 
-    /// Returns the program's descriptor.
-    pub fn fd(&self) -> c_int {
-        self.fd
-    }
-
     /// Takes the lock for a call of the program. Fails with `EBADF` for a closed socket and in a
     /// child of the owner.
     fn enter(&self) -> Result<Guard<'_, State>> {
@@ -166,7 +161,7 @@ impl Dgram {
         let to = state.destination(addr)?;
         // Create the port now, which fails for an unreachable peer. The first datagram requests the
         // peer's QP number.
-        self.port_for(&mut state, &to)?;
+        self.port_for(&mut state, &to, false)?;
         state.udp()?.connect(addr)?;
         state.connected = Some(to);
         Ok(())

@@ -79,23 +79,14 @@ impl Dgram {
         }
     }
 
-    /// Returns the port for datagrams to `peer`. Creates the port if there is none.
-    pub(super) fn port_for(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<Key> {
+    /// Returns the port for datagrams to `peer`. Creates the port if there is none. If `answers` is
+    /// set, the call answers a packet that anyone may have sent: after a failure, the port is not
+    /// created again for a while.
+    pub(super) fn port_for(self: &Arc<Self>, state: &mut State, peer: &SocketAddr, answers: bool) -> Result<Key> {
         let local = state.source_addr(peer)?;
-        self.port_at(state, local)
-    }
-
-    /// Like [`port_for`](Self::port_for), for the answer to a packet that anyone may have sent:
-    /// after a failure, the port is not created again for a while.
-    pub(super) fn port_to_answer(self: &Arc<Self>, state: &mut State, peer: &SocketAddr) -> Result<Key> {
-        let local = state.source_addr(peer)?;
-        if state.refusals.is_refused(local.ip(), Instant::now()) {
+        if answers && state.refusals.is_refused(local.ip(), Instant::now()) {
             return Err(Errno::ENODEV);
         }
-        self.port_at(state, local)
-    }
-
-    fn port_at(self: &Arc<Self>, state: &mut State, local: SocketAddr) -> Result<Key> {
         let existing = state.ports.iter().find(|port| !port.broken && is_same_host(&port.local, &local));
         if let Some(port) = existing {
             return Ok(port.key);

@@ -70,7 +70,7 @@ impl Dgram {
                 self.poll(&mut state);
             }
             // SAFETY: the buffers are writable: guaranteed by the caller.
-            if let Some(received) = unsafe { state.take(buffers, flags)? } {
+            if let Some(received) = unsafe { state.take(buffers, flags) } {
                 return Ok(received);
             }
             if let Some(error) = state.error.take() {
@@ -154,7 +154,7 @@ impl Dgram {
         }
         // Without a port (the device is removed, or has never existed), the peer is reached over
         // UDP.
-        let port = self.port_to_answer(state, &from);
+        let port = self.port_for(state, &from, true);
         match (wanted, &port) {
             (Some(address), Ok(port)) => self.search(state, *port, from, address),
             (Some(_), Err(_)) => state.peers.search_not_started(&from),
@@ -194,27 +194,21 @@ impl State {
                 }
             });
             writable += u64::from(!could_send && port.can_send());
-            if port.broken {
-                let key = port.key;
-                peers.forget(|path| path.port == key);
-            }
         }
         (queue.len() - before) as u64 + writable
     }
 
     /// Returns the length of the first datagram, 0 if there is none.
     pub(super) fn first_len(&self) -> usize {
-        let bytes = |datagram| self.payload(datagram).map_or(0, <[u8]>::len);
-        self.queue.front().map_or(0, bytes)
+        self.queue.front().map_or(0, |datagram| self.payload(datagram).len())
     }
 
-    fn payload<'a>(&'a self, datagram: &'a Datagram) -> Result<&'a [u8]> {
+    fn payload<'a>(&'a self, datagram: &'a Datagram) -> &'a [u8] {
+        let in_slot = |port, received, start| self.port(port)?.bytes(received).get(start..);
         match &datagram.payload {
-            Payload::Slot(port, received, start) => {
-                let port = self.port(*port).ok_or(Errno::EIO)?;
-                Ok(port.bytes(received).get(*start..).unwrap_or_default())
-            }
-            Payload::Copy(bytes) => Ok(bytes),
+            // The port exists: before a port is removed, its datagrams are copied.
+            Payload::Slot(port, received, start) => in_slot(*port, received, *start).unwrap_or_default(),
+            Payload::Copy(bytes) => bytes,
         }
     }
 
@@ -222,9 +216,9 @@ impl State {
     ///
     /// # Safety
     /// The buffers are writable.
-    unsafe fn take(&mut self, buffers: &[iovec], flags: c_int) -> Result<Option<ReceivedMessage>> {
-        let Some(datagram) = self.queue.front() else { return Ok(None) };
-        let bytes = self.payload(datagram)?;
+    unsafe fn take(&mut self, buffers: &[iovec], flags: c_int) -> Option<ReceivedMessage> {
+        let datagram = self.queue.front()?;
+        let bytes = self.payload(datagram);
         // SAFETY: the buffers are writable: guaranteed by the caller.
         let copied = unsafe { scatter(bytes, buffers) };
         let truncated = copied < bytes.len();
@@ -234,7 +228,7 @@ impl State {
             self.drop_first();
         }
         let flags = if truncated { libc::MSG_TRUNC } else { 0 };
-        Ok(Some(ReceivedMessage { len, from: Some(from), flags }))
+        Some(ReceivedMessage { len, from: Some(from), flags })
     }
 
     fn drop_first(&mut self) {

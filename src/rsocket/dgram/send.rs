@@ -73,7 +73,7 @@ impl Dgram {
                 return Ok(());
             }
         }
-        let port = self.port_for(state, &to).inspect_err(|_| state.peers.search_not_started(&to))?;
+        let port = self.port_for(state, &to, false).inspect_err(|_| state.peers.search_not_started(&to))?;
         if let Some(address) = wanted {
             self.search(state, port, to, address);
         }
@@ -106,7 +106,6 @@ impl Dgram {
             Err(error @ (Errno::EAGAIN | Errno::ENOMEM)) => Err(error),
             Err(_) => {
                 port.broken = true;
-                state.peers.forget(|other| other.port == path.port);
                 Ok(false)
             }
         }

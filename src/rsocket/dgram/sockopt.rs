@@ -172,7 +172,7 @@ impl Dgram {
         if !matches!(command, libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD) {
             return Err(Errno::ENOTSUP);
         }
-        let result = event::fcntl(self.fd(), command, argument)?;
+        let result = event::fcntl(self.fd, command, argument)?;
         // As for streams, the library keeps its own copy of O_NONBLOCK: reading the UDP socket's
         // flag would cost a system call for each wait.
         match command {

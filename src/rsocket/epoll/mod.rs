@@ -53,7 +53,8 @@ type Members = Numbered<c_int, Arc<Member>>;
 pub struct Epoll {
     /// The program's descriptor of the main epoll, until it is closed.
     number: Mutex<Option<KernelEpoll>>,
-    fd: RawFd,
+    /// The number of this descriptor.
+    pub fd: RawFd,
     /// The library's own descriptor of the main epoll: the program's descriptor may be closed, and
     /// its number reused, while threads are about to enter the kernel.
     main: KernelEpoll,
@@ -89,11 +90,6 @@ impl Epoll {
             epoll.main.control(EPOLL_CTL_ADD, fd, Some(epoll_event { events: EPOLLIN as u32, u64: key }))?;
         }
         Ok(epoll)
-    }
-
-    /// Returns the program's descriptor.
-    pub fn fd(&self) -> c_int {
-        self.fd
     }
 
     /// Like epoll_ctl(2). Operations other than EPOLL_CTL_DEL fail with `EFAULT` without an event.

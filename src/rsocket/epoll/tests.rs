@@ -63,7 +63,7 @@ impl Fixture {
     }
 
     pub fn is_readable(&self) -> bool {
-        readable(self.epoll.fd())
+        readable(self.epoll.fd)
     }
 }
 
@@ -168,7 +168,7 @@ fn invalid_requests_are_rejected() {
     let event = EventFd::new().unwrap();
     assert_eq!(error(EPOLL_CTL_MOD, event.as_raw_fd(), EPOLLIN), libc::ENOENT);
     assert_eq!(error(99, event.as_raw_fd(), EPOLLIN), libc::EINVAL);
-    assert_eq!(error(EPOLL_CTL_ADD, fixture.epoll.fd(), EPOLLIN), libc::EINVAL);
+    assert_eq!(error(EPOLL_CTL_ADD, fixture.epoll.fd, EPOLLIN), libc::EINVAL);
     assert_eq!(error(EPOLL_CTL_ADD, FIRST + 7, EPOLLIN), libc::EBADF);
     assert_eq!(error(EPOLL_CTL_ADD, -1, EPOLLIN), libc::EBADF);
     let none = fixture.epoll.control(&fixture.table, EPOLL_CTL_ADD, FIRST, None);
@@ -303,11 +303,11 @@ fn two_epolls_share_an_rsocket() {
 fn epolls_can_be_nested() {
     let (inner, fake) = Fixture::with(EPOLLIN);
     let outer = Fixture::new(0);
-    outer.control_fd(EPOLL_CTL_ADD, inner.epoll.fd(), EPOLLIN, 9).unwrap();
-    let back = inner.control_fd(EPOLL_CTL_ADD, outer.epoll.fd(), EPOLLIN, 0);
+    outer.control_fd(EPOLL_CTL_ADD, inner.epoll.fd, EPOLLIN, 9).unwrap();
+    let back = inner.control_fd(EPOLL_CTL_ADD, outer.epoll.fd, EPOLLIN, 0);
     assert_eq!(back, Err(Errno::new(libc::ELOOP)));
     let kernel = KernelEpoll::new(0).unwrap();
-    kernel.control(EPOLL_CTL_ADD, inner.epoll.fd(), Some(epoll_event { events: EPOLLIN as u32, u64: 3 })).unwrap();
+    kernel.control(EPOLL_CTL_ADD, inner.epoll.fd, Some(epoll_event { events: EPOLLIN as u32, u64: 3 })).unwrap();
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| kernel.wait(&mut [std::mem::MaybeUninit::uninit()], None));
         fake.complete(Change::Data);

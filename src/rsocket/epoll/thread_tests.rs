@@ -15,7 +15,7 @@ use crate::rsocket::fake::{Change, Fake, Table};
 fn close_wakes_waiting_threads() {
     const THREADS: usize = 4;
     let (fixture, fake) = Fixture::with(EPOLLIN);
-    let fd = fixture.epoll.fd();
+    let fd = fixture.epoll.fd;
     let (entered, wait) = (AtomicUsize::new(0), || fixture.wait_for(1, -1));
     thread::scope(|scope| {
         let all: Vec<_> = (0..THREADS)
