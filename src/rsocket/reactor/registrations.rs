@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Key, Role, Service, thread};
+use super::{JOBS, Key, Role, Service, spawn};
 use crate::errno::{Errno, Result};
 use crate::os::event::KernelEpoll;
 use crate::os::library_fds::{self, OwnFd};
@@ -146,9 +146,9 @@ impl Reactor {
         let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        thread::spawn(Role::Events, number)?;
+        spawn(Role::Events, number)?;
         // Wake the worker of an earlier, abandoned reactor, so that it ends.
-        thread::JOBS.notify();
+        JOBS.notify();
         Ok(Reactor {
             epoll,
             wake,
@@ -165,7 +165,7 @@ impl Reactor {
     /// Starts the worker, unless it runs. Until it can be started, the thread for events does its
     /// jobs.
     fn start_worker(&mut self) {
-        self.has_worker = self.has_worker || thread::spawn(Role::Setup, self.number).is_ok();
+        self.has_worker = self.has_worker || spawn(Role::Setup, self.number).is_ok();
     }
 
     /// Changes the thread that calls the service. Returns whether the role has changed.
@@ -195,7 +195,7 @@ impl Reactor {
             self.jobs.retain(|(key, _)| registrations.contains_key(key));
         }
         self.jobs.push_back((key, call));
-        thread::JOBS.notify_one();
+        JOBS.notify_one();
         None
     }
 
