@@ -7,9 +7,9 @@
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::AsRawFd;
+use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
-use std::{mem, ptr};
 
 use base::socket_table::{self as layout, Table};
 use libc::sockaddr_storage;
@@ -44,63 +44,49 @@ pub fn in_child() {
 fn table() -> Option<&'static Table> {
     let mut table = TABLE.load(Acquire);
     if table.is_null() {
-        let new = Mapped::new();
-        let start = new.as_ref().map_or(NONE, |new| new.start);
-        // If another thread was faster, this table is dropped.
-        table = match TABLE.compare_exchange(ptr::null_mut(), start, Release, Acquire) {
+        let (new, fd) = create().map_or((NONE, None), |(start, fd)| (start, Some(fd)));
+        table = match TABLE.compare_exchange(ptr::null_mut(), new, Release, Acquire) {
             Ok(_) => {
-                new.into_iter().for_each(Mapped::keep);
-                start
+                // The descriptor stays open, so that rsstat finds the file.
+                fd.into_iter().for_each(|fd| library_fds::set_table(fd.into_number()));
+                new
             }
-            Err(first) => first,
+            // Another thread was faster.
+            Err(first) => {
+                if new != NONE {
+                    // SAFETY: the mapping was never published, so nothing else uses it.
+                    unsafe { libc::munmap(new.cast(), SIZE) };
+                }
+                first
+            }
         };
     }
     // SAFETY: `table` is a mapping that is never unmapped; all fields are atomic.
     (table != NONE).then(|| unsafe { &*table })
 }
 
-/// A memory file and its mapping, which are dropped together unless they are kept for ever.
-struct Mapped {
-    start: *mut Table,
-    fd: OwnFd,
-}
-
-impl Mapped {
-    fn new() -> Option<Mapped> {
-        let fd = memory_file()?;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice, which the sparse file backs.
-        let start = unsafe {
-            if libc::ftruncate(fd.as_raw_fd(), SIZE as libc::off_t) != 0 {
-                return None;
-            }
-            libc::mmap(ptr::null_mut(), SIZE, protection, flags, fd.as_raw_fd(), 0)
-        };
-        if start == libc::MAP_FAILED {
+/// Creates a table: a memory file and its mapping.
+fn create() -> Option<(*mut Table, OwnFd)> {
+    let fd = memory_file()?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice, which the sparse file backs.
+    let start = unsafe {
+        if libc::ftruncate(fd.as_raw_fd(), SIZE as libc::off_t) != 0 {
             return None;
         }
-        let start = start.cast::<Table>();
-        // SAFETY: the new mapping is a table of zeros, and page-aligned.
-        let header = unsafe { &(*start).header };
-        header.version.store(layout::VERSION, Relaxed);
-        header.pid.store(std::process::id(), Relaxed);
-        header.magic.store(layout::MAGIC, Release);
-        Some(Mapped { start, fd })
+        libc::mmap(ptr::null_mut(), SIZE, protection, flags, fd.as_raw_fd(), 0)
+    };
+    if start == libc::MAP_FAILED {
+        return None;
     }
-
-    /// Keeps both for ever. The descriptor stays open, so that rsstat finds the file.
-    fn keep(self) {
-        library_fds::set_table(self.fd.as_raw_fd());
-        mem::forget(self);
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was never published, so nothing else uses it.
-        unsafe { libc::munmap(self.start.cast(), SIZE) };
-    }
+    let start = start.cast::<Table>();
+    // SAFETY: the new mapping is a table of zeros, and page-aligned.
+    let header = unsafe { &(*start).header };
+    header.version.store(layout::VERSION, Relaxed);
+    header.pid.store(std::process::id(), Relaxed);
+    header.magic.store(layout::MAGIC, Release);
+    Some((start, fd))
 }
 
 /// Creates a memory file.
@@ -202,7 +188,7 @@ fn store(words: &[AtomicU64], bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::{array, iter};
+    use std::{array, iter, mem};
 
     use super::*;
 
