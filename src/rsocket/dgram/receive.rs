@@ -57,7 +57,7 @@ impl Dgram {
     /// The buffers are writable.
     pub unsafe fn receive(self: &Arc<Self>, buffers: &[iovec], flags: c_int) -> Result<ReceivedMessage> {
         if flags & libc::MSG_OOB != 0 {
-            return Err(Errno::new(libc::EOPNOTSUPP));
+            return Err(Errno::EOPNOTSUPP);
         }
         // The error queue is always empty: the options that fill it are refused.
         if flags & libc::MSG_ERRQUEUE != 0 {

@@ -24,7 +24,7 @@ impl Dgram {
     /// The buffers are readable.
     pub unsafe fn send(self: &Arc<Self>, buffers: &[iovec], flags: c_int, to: Option<&SockAddr>) -> Result<usize> {
         if flags & libc::MSG_OOB != 0 {
-            return Err(Errno::new(libc::EOPNOTSUPP));
+            return Err(Errno::EOPNOTSUPP);
         }
         let mut payload = [0; MAX_MESSAGE];
         // SAFETY: the buffers are readable: guaranteed by the caller.
@@ -33,7 +33,7 @@ impl Dgram {
         loop {
             let mut state = self.enter()?;
             if state.shut_write {
-                return Err(Errno::new(libc::EPIPE));
+                return Err(Errno::EPIPE);
             }
             if let Some(error) = state.error.take() {
                 return Err(error);
@@ -61,7 +61,7 @@ impl Dgram {
 
     fn send_one(self: &Arc<Self>, state: &mut State, payload: &[u8], to: SocketAddr) -> Result<()> {
         if payload.len() > MAX_MESSAGE - if to.is_ipv4() { UD_IPV4_HEADER } else { MAX_UD_HEADER } {
-            return Err(too_long());
+            return Err(Errno::EMSGSIZE);
         }
         let (route, mut wanted) = state.peers.route(to, Instant::now())?;
         if let Route::Ud(path, qpn) = &route {
@@ -144,10 +144,6 @@ impl State {
     }
 }
 
-fn too_long() -> Errno {
-    Errno::new(libc::EMSGSIZE)
-}
-
 /// Copies the buffers into one. Fails with `EMSGSIZE` if they exceed the maximum length of a
 /// datagram.
 ///
@@ -156,11 +152,10 @@ fn too_long() -> Errno {
 unsafe fn gather<'a>(buffers: &[iovec], into: &'a mut [u8; MAX_MESSAGE]) -> Result<&'a [u8]> {
     let mut len = 0_usize;
     for buffer in buffers.iter().filter(|buffer| buffer.iov_len > 0) {
-        let end = len.checked_add(buffer.iov_len).ok_or_else(too_long)?;
-        let free = into.get_mut(len..end).ok_or_else(too_long)?;
+        let free = into[len..].get_mut(..buffer.iov_len).ok_or(Errno::EMSGSIZE)?;
         // SAFETY: the buffers are readable: guaranteed by the caller; `free` has the same length.
         unsafe { std::ptr::copy_nonoverlapping(buffer.iov_base.cast(), free.as_mut_ptr(), free.len()) };
-        len = end;
+        len += buffer.iov_len;
     }
     Ok(&into[..len])
 }
@@ -178,9 +173,12 @@ mod tests {
         let all = unsafe { gather(&[iovec_of(&a), iovec_of(&[]), iovec_of(&b)], &mut buffer) }.unwrap();
         assert_eq!((&all[..4], all.len()), (&b"abc\x07"[..], MAX_MESSAGE));
         // SAFETY: the buffers are live.
-        assert_eq!(unsafe { gather(&[iovec_of(&a), iovec_of(&b), iovec_of(&a[..1])], &mut buffer) }, Err(too_long()));
+        assert_eq!(
+            unsafe { gather(&[iovec_of(&a), iovec_of(&b), iovec_of(&a[..1])], &mut buffer) },
+            Err(Errno::EMSGSIZE)
+        );
         let endless = iovec { iov_len: usize::MAX, ..iovec_of(&a) };
         // SAFETY: the length is rejected before the buffer is read.
-        assert_eq!(unsafe { gather(&[iovec_of(&a), endless], &mut buffer) }, Err(too_long()));
+        assert_eq!(unsafe { gather(&[iovec_of(&a), endless], &mut buffer) }, Err(Errno::EMSGSIZE));
     }
 }

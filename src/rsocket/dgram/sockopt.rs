@@ -126,11 +126,7 @@ impl Dgram {
             let udp = state.udp()?;
             udp.set_option(level, name, value)?;
             // The kernel doubles and limits the sizes of buffers.
-            let size = |name| -> Result<u32> {
-                let mut bytes = [0; 4];
-                udp.option(SOL_SOCKET, name, &mut bytes)?;
-                Ok(number(&bytes)?.max(0).unsigned_abs())
-            };
+            let size = |name| udp.int_option(SOL_SOCKET, name).map(|size| size.max(0) as u32);
             // The UDP socket has validated the value.
             let mut options = state.options;
             match (level, name) {

@@ -142,12 +142,17 @@ impl Udp {
         Ok(into.len().min(len as usize))
     }
 
+    /// getsockopt(2) for an int.
+    pub fn int_option(&self, level: c_int, name: c_int) -> Result<c_int> {
+        let mut value = [0; size_of::<c_int>()];
+        self.option(level, name, &mut value)?;
+        Ok(c_int::from_ne_bytes(value))
+    }
+
     /// Returns the type of service of datagrams to an address, 0 unless the program has set it.
     pub fn type_of_service(&self, to: &IpAddr) -> Result<u8> {
         let (level, name) = service_option(to.is_ipv4());
-        let mut value = [0; size_of::<c_int>()];
-        self.option(level, name, &mut value)?;
-        Ok(c_int::from_ne_bytes(value) as u8)
+        Ok(self.int_option(level, name)? as u8)
     }
 }
 

@@ -102,7 +102,7 @@ impl Epoll {
         self.check_not_closed()?;
         self.check_process()?;
         if op != EPOLL_CTL_DEL && event.is_none() {
-            return Err(Errno::new(libc::EFAULT));
+            return Err(Errno::EFAULT);
         }
         let Some(rsocket) = lookup.find(fd) else {
             return if fd == self.fd { Err(Errno::EINVAL) } else { self.ordinary.control(op, fd, event) };
@@ -151,7 +151,7 @@ impl Epoll {
         self.queue.reserve(members.len() + 1)?;
         match members.entry(member.fd) {
             Entry::Vacant(entry) => entry.insert(Arc::clone(member)),
-            Entry::Occupied(_) => return Err(Errno::new(libc::EEXIST)),
+            Entry::Occupied(_) => return Err(Errno::EEXIST),
         };
         Ok(())
     }
