@@ -268,16 +268,14 @@ struct WatcherGuard<'a> {
 
 impl<'a> WatcherGuard<'a> {
     fn begin(members: &'a [Member], watcher: &'a Arc<dyn Watcher>) -> Result<WatcherGuard<'a>> {
-        let mut guard = WatcherGuard { members: &[], watcher };
-        for (index, member) in members.iter().enumerate() {
-            if let Some(rsocket) = &member.rsocket {
-                match rsocket.watchers().add(Arc::clone(watcher)) {
-                    // The next poll reports a closed rsocket.
-                    Ok(()) | Err(Errno::EBADF) => {}
-                    Err(error) => return Err(error),
-                }
+        // After a failure, this also removes the watcher where it was not added, which does nothing.
+        let guard = WatcherGuard { members, watcher };
+        for rsocket in members.iter().filter_map(|member| member.rsocket.as_ref()) {
+            match rsocket.watchers().add(Arc::clone(watcher)) {
+                // The next poll reports a closed rsocket.
+                Ok(()) | Err(Errno::EBADF) => {}
+                Err(error) => return Err(error),
             }
-            guard.members = &members[..=index];
         }
         Ok(guard)
     }

@@ -85,7 +85,7 @@ impl Epoll {
             last_reported: Mutex::default(),
             owner: AtomicOwner::this_process(),
         })?;
-        for (fd, key) in [(epoll.queue.descriptor(), QUEUE_KEY), (epoll.ordinary.as_raw_fd(), ORDINARY_KEY)] {
+        for (fd, key) in [(epoll.queue.event.as_raw_fd(), QUEUE_KEY), (epoll.ordinary.as_raw_fd(), ORDINARY_KEY)] {
             epoll.main.control(EPOLL_CTL_ADD, fd, Some(epoll_event { events: EPOLLIN as u32, u64: key }))?;
         }
         Ok(epoll)
@@ -261,11 +261,6 @@ impl Queue {
         Ok(Queue { state: Mutex::default(), event: EventFd::new()? })
     }
 
-    /// Returns the eventfd, which is readable while there are members.
-    pub fn descriptor(&self) -> RawFd {
-        self.event.as_raw_fd()
-    }
-
     /// Returns a number greater than the sequence number of every member in the queue.
     pub fn next_sequence(&self) -> u64 {
         self.state.lock().sequence
@@ -297,12 +292,10 @@ impl Queue {
     /// [`lower_if_empty`](Self::lower_if_empty) afterwards.
     pub fn pop(&self, sequence: u64) -> Option<Arc<Member>> {
         let mut state = self.state.lock();
-        let first = state.members.front().is_some_and(|(number, _)| *number < sequence);
-        let member = if first { state.members.pop_front().map(|(_, member)| member) } else { None };
-        if let Some(member) = &member {
-            member.queued.store(false, Ordering::SeqCst);
-        }
-        member
+        state.members.front().filter(|(number, _)| *number < sequence)?;
+        let (_, member) = state.members.pop_front()?;
+        member.queued.store(false, Ordering::SeqCst);
+        Some(member)
     }
 
     /// Makes the eventfd unreadable if the queue is empty. This is not done by pop(), because a
