@@ -103,10 +103,8 @@ impl Udp {
         message.msg_iov = iovecs.as_mut_ptr();
         message.msg_iovlen = iovecs.len();
         // SAFETY: the name and the iovecs are readable for their lengths.
-        match unsafe { libc::sendmsg(self.fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) } {
-            -1 => Err(Errno::last()),
-            _ => Ok(()),
-        }
+        let sent = unsafe { libc::sendmsg(self.fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        check(sent as c_int)
     }
 
     /// Returns whether poll(2) reports the socket as writable.
