@@ -14,7 +14,7 @@ use crate::diag::Endpoints;
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
 use crate::os::event;
-use crate::os::library_fds::{self, OwnFd};
+use crate::os::library_fds;
 use crate::os::sockaddr::SockAddr;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::reactor::{self, Key};
@@ -64,7 +64,7 @@ pub(super) struct Port {
     /// Armed only if a caller waits for a free send slot, so that completed sends wake no receiver.
     send_cq: Cq,
     recv_cq: Cq,
-    channel: CompletionChannel,
+    pub channel: CompletionChannel,
     memory: MemoryRegion,
     receive_slots: usize,
     /// Whether the port is unusable, after a failed completion or because the device is being
@@ -198,11 +198,6 @@ impl Port {
     /// socket's.
     pub fn endpoints(&self) -> Endpoints {
         cm::log::endpoints(self.id.id())
-    }
-
-    /// Returns the descriptor of the completion channel.
-    pub fn fd(&self) -> c_int {
-        self.channel.fd()
     }
 
     pub fn can_send(&self) -> bool {
@@ -349,12 +344,6 @@ impl Port {
         self.id.event().map(|event| event.kind)
     }
 
-    /// Moves the channel to another descriptor. Returns the old number, which now refers to a file
-    /// that never becomes readable.
-    pub fn replace_fd(&mut self) -> Result<OwnFd> {
-        self.channel.move_to_new_number()
-    }
-
     /// Returns the path that `id`, which is bound to the same address, has resolved.
     pub fn path(&self, id: &CmId) -> Result<Path> {
         let found: ibv_sa_path_rec = id.id().first_path().ok_or(Errno::new(libc::EHOSTUNREACH))?;
@@ -370,7 +359,7 @@ impl Port {
 
     /// Closes the copies of the descriptors in a child, which forgets the port.
     pub fn close_copies(&self) {
-        [self.fd(), self.id.fd()].into_iter().for_each(library_fds::close);
+        [self.channel.fd(), self.id.fd()].into_iter().for_each(library_fds::close);
     }
 }
 

@@ -219,10 +219,10 @@ impl State {
         true
     }
 
+    /// Moves the channel of a port to another descriptor, and keeps the old number in use.
     fn replace_fd(&mut self, index: usize) -> Result<()> {
-        let Some(port) = self.ports.get_mut(index) else { return Ok(()) };
         self.replaced_fds.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        self.replaced_fds.push(port.replace_fd()?);
+        self.replaced_fds.push(self.ports[index].channel.move_to_new_number()?);
         Ok(())
     }
 
