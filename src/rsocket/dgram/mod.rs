@@ -8,11 +8,10 @@
 //! the program makes no call. The program's calls poll the CQs. The socket's lock is not held while
 //! a call waits, or while a search waits for its next event.
 
+mod data;
 mod peers;
 mod port;
 mod ports;
-mod receive;
-mod send;
 mod sockopt;
 mod udp;
 
@@ -35,11 +34,11 @@ use crate::os::fork::Owner;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::sockaddr::{SockAddr, canonical_inet, to_sockaddr};
 use crate::os::sync::{Guard, Lock};
+use data::Datagram;
+pub use data::ReceivedMessage;
 use peers::Peers;
 use port::{Path, Port};
 use ports::{Refusals, Search};
-use receive::Datagram;
-pub use receive::ReceivedMessage;
 use sockopt::Options;
 use udp::{Probe, Udp};
 
