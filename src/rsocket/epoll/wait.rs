@@ -146,32 +146,21 @@ impl Epoll {
             self.queue.push(member);
         })?;
         let readable = readable && may_take;
-        Ok(if snapshot.interest.is_edge() {
-            self.poll_edges(member, &snapshot, readable)
-        } else {
-            self.poll_level(member, &snapshot, readable, queued)
-        })
-    }
-
-    fn poll_level(
-        &self,
-        member: &Arc<Member>,
-        snapshot: &Snapshot,
-        readable: bool,
-        queued: bool,
-    ) -> Option<epoll_event> {
+        if snapshot.interest.is_edge() {
+            return Ok(self.poll_edges(member, &snapshot, readable));
+        }
         let mut ready = if readable { snapshot.ready() } else { 0 };
         // An unread event keeps the main epoll readable while there is something to report. Another
         // thread that reads the event queues this member. So a member from the queue may have no
         // unread event, and has to be queued again.
         let leave_event = readable && ready != 0 && !snapshot.interest.is_oneshot();
         if readable && !leave_event {
-            take_event(member, snapshot);
+            take_event(member, &snapshot);
         }
         if ready == 0 {
             ready = snapshot.arm();
         }
-        self.report(member, snapshot, ready, None, queued || !leave_event)
+        Ok(self.report(member, &snapshot, ready, None, queued || !leave_event))
     }
 
     /// Reports the bits of a member, if it may be reported. `edges` is as for [`Member::decide`]. If
