@@ -112,12 +112,7 @@ impl Dgram {
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
         let mut state = self.enter()?;
         if level as u32 != SOL_RDMA {
-            if fills_error_queue(level, name) {
-                return Err(Errno::ENOTSUP);
-            }
-            if changes_packets(level, name) {
-                return Err(Errno::new(libc::ENOPROTOOPT));
-            }
+            check_is_allowed(level, name)?;
             if chooses_source(level, name) {
                 // Create the probe before the option is set: this fails if there is no free
                 // descriptor.
@@ -182,21 +177,17 @@ impl Dgram {
     }
 }
 
-/// Returns whether an option adds messages to the socket's error queue, which the program cannot
-/// read.
-fn fills_error_queue(level: c_int, name: c_int) -> bool {
-    matches!(
-        (level, name),
+/// Fails for options of the UDP socket that the program must not set.
+fn check_is_allowed(level: c_int, name: c_int) -> Result<()> {
+    match (level, name) {
+        // These add messages to the socket's error queue, which the program cannot read.
         (libc::IPPROTO_IP, libc::IP_RECVERR)
-            | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
-            | (SOL_SOCKET, libc::SO_TIMESTAMPING)
-    )
-}
-
-/// Returns whether an option joins or splits packets, so that headers would end up between the
-/// data.
-fn changes_packets(level: c_int, name: c_int) -> bool {
-    level == libc::IPPROTO_UDP && matches!(name, libc::UDP_CORK | UDP_ENCAP | UDP_SEGMENT | UDP_GRO)
+        | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+        | (SOL_SOCKET, libc::SO_TIMESTAMPING) => Err(Errno::ENOTSUP),
+        // These join or split packets, so that headers would end up between the data.
+        (libc::IPPROTO_UDP, libc::UDP_CORK | UDP_ENCAP | UDP_SEGMENT | UDP_GRO) => Err(Errno::new(libc::ENOPROTOOPT)),
+        _ => Ok(()),
+    }
 }
 
 /// Returns whether an option influences the local address that the kernel chooses, and has to be
