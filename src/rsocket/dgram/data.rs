@@ -93,7 +93,7 @@ impl Dgram {
     /// Waits for one of `events`. Fails with `EAGAIN` at the deadline, as socket(7) specifies for
     /// SO_RCVTIMEO. After a signal, the wait continues or fails with `EINTR` as specified in
     /// signal(7): with a deadline it always fails.
-    pub(super) fn wait(self: &Arc<Self>, events: i16, deadline: Deadline) -> Result<()> {
+    fn wait(self: &Arc<Self>, events: i16, deadline: Deadline) -> Result<()> {
         let pollable: Arc<dyn Pollable> = Arc::clone(self) as _;
         loop {
             match wait_one(&pollable, events, deadline) {
@@ -165,6 +165,99 @@ impl Dgram {
         if wants_answer && let Ok(port) = port {
             // If the packet is lost, the peer's next datagram requests it again.
             let _ = state.send_over_udp(port, UdpOp::Control, &[], &from);
+        }
+    }
+
+    /// rsend(3) and related calls.
+    ///
+    /// # Safety
+    /// The buffers are readable.
+    pub unsafe fn send(self: &Arc<Self>, buffers: &[iovec], flags: c_int, to: Option<&SockAddr>) -> Result<usize> {
+        if flags & libc::MSG_OOB != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let mut payload = [0; MAX_MESSAGE];
+        // SAFETY: the buffers are readable: guaranteed by the caller.
+        let payload = unsafe { gather(buffers, &mut payload)? };
+        let (mut deadline, mut armed) = (None, false);
+        loop {
+            let mut state = self.enter()?;
+            if state.shut_write {
+                return Err(Errno::EPIPE);
+            }
+            if let Some(error) = state.error.take() {
+                return Err(error);
+            }
+            let to = match to {
+                Some(to) => state.destination(to)?,
+                None => state.connected.ok_or(Errno::new(libc::EDESTADDRREQ))?,
+            };
+            match self.send_one(&mut state, payload, to) {
+                Err(Errno::EAGAIN) if !state.is_nonblocking(flags) => {
+                    let until = *deadline.get_or_insert_with(|| Deadline::after(state.options.send_timeout));
+                    drop(state);
+                    self.wait(POLLOUT, until)?;
+                }
+                // An edge-triggered watcher polled before the queue filled up; arm the CQs so that
+                // it is notified of a free slot.
+                Err(Errno::EAGAIN) if !armed && !self.watchers.is_empty() => {
+                    armed = true;
+                    state.ports.iter_mut().for_each(Port::arm);
+                }
+                result => return result.map(|()| payload.len()),
+            }
+        }
+    }
+
+    fn send_one(self: &Arc<Self>, state: &mut State, payload: &[u8], to: SocketAddr) -> Result<()> {
+        if payload.len() > MAX_MESSAGE - if to.is_ipv4() { UD_IPV4_HEADER } else { MAX_UD_HEADER } {
+            return Err(Errno::EMSGSIZE);
+        }
+        let (route, mut wanted) = state.peers.route(to, Instant::now())?;
+        if let Route::Ud(path, qpn) = &route {
+            // Start the search before sending, which may fail: `route` requests it only once.
+            if let Some(address) = wanted.take() {
+                self.search(state, path.port, to, address);
+            }
+            if self.send_over_ud(state, payload, path, *qpn)? {
+                return Ok(());
+            }
+        }
+        let port = self.port_for(state, &to, false).inspect_err(|_| state.peers.search_not_started(&to))?;
+        if let Some(address) = wanted {
+            self.search(state, port, to, address);
+        }
+        let sent = state.send_over_udp(port, UdpOp::Data, payload, &to);
+        if sent == Err(Errno::EAGAIN) {
+            state.set_udp_full();
+        }
+        sent
+    }
+
+    /// Sends over UD. Returns false if the path's MTU is too small, or its port was removed or has
+    /// failed. Fails with `EAGAIN` if the send queue is full.
+    fn send_over_ud(&self, state: &mut State, payload: &[u8], path: &Arc<Path>, qpn: u32) -> Result<bool> {
+        if state.port(path.port).is_some_and(|port| !port.broken && !port.can_send()) {
+            self.poll(state);
+        }
+        let Some(port) = state.port_mut(path.port).filter(|port| !port.broken) else { return Ok(false) };
+        let (header, len) = UdHeader { source: port.local }.emit();
+        let total = len + payload.len();
+        if total > MAX_MESSAGE.min(path.mtu) {
+            return Ok(false);
+        }
+        let sent = port.send(path, qpn, |slot| {
+            slot[..len].copy_from_slice(&header[..len]);
+            slot[len..total].copy_from_slice(payload);
+            total
+        });
+        match sent {
+            Ok(()) => Ok(true),
+            Err(error @ (Errno::EAGAIN | Errno::ENOMEM)) => Err(error),
+            Err(_) => {
+                port.broken = true;
+                Ok(false)
+            }
         }
     }
 }
@@ -275,6 +368,36 @@ impl State {
             self.copied_bytes += payload.len() + OVERHEAD;
         }
     }
+
+    /// Returns the destination for an address that the program has passed.
+    pub(super) fn destination(&self, to: &SockAddr) -> Result<SocketAddr> {
+        udp::with_scope(canonical_inet(to.storage())?, || self.udp()?.bound_addr())
+    }
+
+    /// Sends a UDP packet with the QP number of a port.
+    fn send_over_udp(&self, port: Key, op: UdpOp, payload: &[u8], to: &SocketAddr) -> Result<()> {
+        let port = self.port(port).ok_or(Errno::EIO)?;
+        let (header, len) = UdpHeader { op, qpn: port.qpn, address: port.local.ip() }.emit();
+        self.udp()?.send(header.get(..len).unwrap_or_default(), payload, to)
+    }
+
+    /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable.
+    fn set_udp_full(&mut self) {
+        if let Some(key) = self.key.filter(|_| !self.udp_full) {
+            reactor::set_writable_wanted(key, true);
+            self.udp_full = true;
+        }
+    }
+
+    /// Returns whether the UDP socket has become writable again.
+    pub(super) fn udp_is_writable_again(&mut self) -> bool {
+        let writable = self.udp_full && self.udp().is_ok_and(Udp::is_writable);
+        if let Some(key) = self.key.filter(|_| writable) {
+            reactor::set_writable_wanted(key, false);
+            self.udp_full = false;
+        }
+        writable
+    }
 }
 
 /// Returns the sender in the header and the offset of the payload. `None` if the header is invalid.
@@ -300,133 +423,6 @@ unsafe fn scatter(mut bytes: &[u8], buffers: &[iovec]) -> usize {
         bytes = rest;
     }
     whole - bytes.len()
-}
-
-impl Dgram {
-    /// rsend(3) and related calls.
-    ///
-    /// # Safety
-    /// The buffers are readable.
-    pub unsafe fn send(self: &Arc<Self>, buffers: &[iovec], flags: c_int, to: Option<&SockAddr>) -> Result<usize> {
-        if flags & libc::MSG_OOB != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let mut payload = [0; MAX_MESSAGE];
-        // SAFETY: the buffers are readable: guaranteed by the caller.
-        let payload = unsafe { gather(buffers, &mut payload)? };
-        let (mut deadline, mut armed) = (None, false);
-        loop {
-            let mut state = self.enter()?;
-            if state.shut_write {
-                return Err(Errno::EPIPE);
-            }
-            if let Some(error) = state.error.take() {
-                return Err(error);
-            }
-            let to = match to {
-                Some(to) => state.destination(to)?,
-                None => state.connected.ok_or(Errno::new(libc::EDESTADDRREQ))?,
-            };
-            match self.send_one(&mut state, payload, to) {
-                Err(Errno::EAGAIN) if !state.is_nonblocking(flags) => {
-                    let until = *deadline.get_or_insert_with(|| Deadline::after(state.options.send_timeout));
-                    drop(state);
-                    self.wait(POLLOUT, until)?;
-                }
-                // An edge-triggered watcher polled before the queue filled up; arm the CQs so that
-                // it is notified of a free slot.
-                Err(Errno::EAGAIN) if !armed && !self.watchers.is_empty() => {
-                    armed = true;
-                    state.ports.iter_mut().for_each(Port::arm);
-                }
-                result => return result.map(|()| payload.len()),
-            }
-        }
-    }
-
-    fn send_one(self: &Arc<Self>, state: &mut State, payload: &[u8], to: SocketAddr) -> Result<()> {
-        if payload.len() > MAX_MESSAGE - if to.is_ipv4() { UD_IPV4_HEADER } else { MAX_UD_HEADER } {
-            return Err(Errno::EMSGSIZE);
-        }
-        let (route, mut wanted) = state.peers.route(to, Instant::now())?;
-        if let Route::Ud(path, qpn) = &route {
-            // Start the search before sending, which may fail: `route` requests it only once.
-            if let Some(address) = wanted.take() {
-                self.search(state, path.port, to, address);
-            }
-            if self.send_over_ud(state, payload, path, *qpn)? {
-                return Ok(());
-            }
-        }
-        let port = self.port_for(state, &to, false).inspect_err(|_| state.peers.search_not_started(&to))?;
-        if let Some(address) = wanted {
-            self.search(state, port, to, address);
-        }
-        let sent = state.send_over_udp(port, UdpOp::Data, payload, &to);
-        if sent == Err(Errno::EAGAIN) {
-            state.set_udp_full();
-        }
-        sent
-    }
-
-    /// Sends over UD. Returns false if the path's MTU is too small, or its port was removed or has
-    /// failed. Fails with `EAGAIN` if the send queue is full.
-    fn send_over_ud(&self, state: &mut State, payload: &[u8], path: &Arc<Path>, qpn: u32) -> Result<bool> {
-        if state.port(path.port).is_some_and(|port| !port.broken && !port.can_send()) {
-            self.poll(state);
-        }
-        let Some(port) = state.port_mut(path.port).filter(|port| !port.broken) else { return Ok(false) };
-        let (header, len) = UdHeader { source: port.local }.emit();
-        let total = len + payload.len();
-        if total > MAX_MESSAGE.min(path.mtu) {
-            return Ok(false);
-        }
-        let sent = port.send(path, qpn, |slot| {
-            slot[..len].copy_from_slice(&header[..len]);
-            slot[len..total].copy_from_slice(payload);
-            total
-        });
-        match sent {
-            Ok(()) => Ok(true),
-            Err(error @ (Errno::EAGAIN | Errno::ENOMEM)) => Err(error),
-            Err(_) => {
-                port.broken = true;
-                Ok(false)
-            }
-        }
-    }
-}
-
-impl State {
-    /// Returns the destination for an address that the program has passed.
-    pub(super) fn destination(&self, to: &SockAddr) -> Result<SocketAddr> {
-        udp::with_scope(canonical_inet(to.storage())?, || self.udp()?.bound_addr())
-    }
-
-    /// Sends a UDP packet with the QP number of a port.
-    pub(super) fn send_over_udp(&self, port: Key, op: UdpOp, payload: &[u8], to: &SocketAddr) -> Result<()> {
-        let port = self.port(port).ok_or(Errno::EIO)?;
-        let (header, len) = UdpHeader { op, qpn: port.qpn, address: port.local.ip() }.emit();
-        self.udp()?.send(header.get(..len).unwrap_or_default(), payload, to)
-    }
-
-    /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable.
-    fn set_udp_full(&mut self) {
-        if let Some(key) = self.key.filter(|_| !self.udp_full) {
-            reactor::set_writable_wanted(key, true);
-            self.udp_full = true;
-        }
-    }
-
-    /// Returns whether the UDP socket has become writable again.
-    pub(super) fn udp_is_writable_again(&mut self) -> bool {
-        let writable = self.udp_full && self.udp().is_ok_and(Udp::is_writable);
-        if let Some(key) = self.key.filter(|_| writable) {
-            reactor::set_writable_wanted(key, false);
-            self.udp_full = false;
-        }
-        writable
-    }
 }
 
 /// Copies the buffers into one. Fails with `EMSGSIZE` if they exceed the maximum length of a
