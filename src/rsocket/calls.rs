@@ -35,12 +35,10 @@ impl Object {
     fn close(&self) -> Result<()> {
         match self {
             Object::Socket(Socket::Stream(socket)) => socket.close(),
-            Object::Socket(Socket::Datagram(socket)) => socket.close(),
-            Object::Epoll(epoll) => {
-                epoll.close();
-                Ok(())
-            }
+            Object::Socket(Socket::Datagram(socket)) => return socket.close(),
+            Object::Epoll(epoll) => epoll.close(),
         }
+        Ok(())
     }
 }
 

@@ -298,7 +298,11 @@ impl Pollable for Dgram {
     fn descriptors(&self) -> Result<Descriptors> {
         let mut all = Descriptors::new();
         if let Ok(state) = self.enter() {
-            state.ports.iter().filter(|port| !port.broken).try_for_each(|port| try_push_small(&mut all, port.channel.fd()))?;
+            state
+                .ports
+                .iter()
+                .filter(|port| !port.broken)
+                .try_for_each(|port| try_push_small(&mut all, port.channel.fd()))?;
         }
         Ok(all)
     }
