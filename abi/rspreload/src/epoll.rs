@@ -15,10 +15,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use libc::{
-    EBADF, EFAULT, EINVAL, ENOENT, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN,
-    epoll_event,
-};
+use libc::{EBADF, EFAULT, EINVAL, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, epoll_event};
 
 use crate::process::Deadline;
 use crate::table::{self, Entry, Growing, Kind};

@@ -19,9 +19,11 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between two checks whether the child process has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Makes a connection of this machine with itself, and sends data over it.
+type Try = fn(Library, IpAddr) -> Result<(), String>;
+
 /// The interfaces that make a connection, by name. rsockets are built on ids, and come after them.
-const KINDS: [(&str, fn(Library, IpAddr) -> Result<(), String>); 2] =
-    [("rdma", rdma::connect), ("rsockets", rsockets::connect)];
+const KINDS: [(&str, Try); 2] = [("rdma", rdma::connect), ("rsockets", rsockets::connect)];
 
 /// Tries each usable port with its first IPv4 and its first IPv6 address. All addresses are tried
 /// at the same time, so that several time-outs take no longer than one. A port with a reported

@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 
-use libc::{EBADF, EEXIST, EPOLLET, EPOLLONESHOT, EPOLLOUT};
+use libc::{EBADF, EEXIST, ENOENT, EPERM, EPOLLET, EPOLLONESHOT, EPOLLOUT};
 
 use super::*;
 use crate::calls::waits::{Event, control};
