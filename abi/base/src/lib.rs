@@ -12,5 +12,6 @@ pub mod preload_rules;
 pub mod private;
 pub mod raised_limit;
 pub mod sleep;
+pub mod sock_diag;
 pub mod sockaddr;
 pub mod socket_table;

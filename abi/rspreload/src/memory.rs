@@ -48,7 +48,6 @@ macro_rules! any_bytes {
         )*
     };
 }
-pub(crate) use any_bytes;
 
 plain! { AtomicI32, AtomicU32, AtomicU64, libc::sigset_t, libc::sigaction, libc::stat }
 

@@ -72,13 +72,6 @@ pub fn keep_alive(fd: c_int, seconds: c_int) {
     let _ = kernel::set(fd, (SOL_SOCKET, libc::SO_KEEPALIVE), &1);
 }
 
-/// States of `<net/tcp_states.h>`.
-pub const CLOSED: u8 = 7;
-pub const CLOSE_WAIT: u8 = 8;
-pub const LAST_ACK: u8 = 9;
-pub const LISTEN: u8 = 10;
-pub const CLOSING: u8 = 11;
-
 /// The state of the connection as in /proc/net/tcp: the first byte of `struct tcp_info`.
 pub fn state(tcp: c_int) -> Option<u8> {
     int(tcp, IPPROTO_TCP, libc::TCP_INFO).map(|info| info.to_ne_bytes()[0])
@@ -86,7 +79,7 @@ pub fn state(tcp: c_int) -> Option<u8> {
 
 /// Whether a socket listens.
 pub fn is_listening(fd: c_int) -> bool {
-    state(fd) == Some(LISTEN)
+    state(fd) == Some(base::sock_diag::LISTEN)
 }
 
 /// The kernel's identifier of the socket (SO_COOKIE), which all copies of the descriptor share.

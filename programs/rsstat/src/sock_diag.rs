@@ -2,36 +2,23 @@
 //! of buffers. The kernel answers for the network namespace of the process that asks.
 
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use base::netlink::{self, Attributes, MESSAGE_HEADER, Messages};
+use base::netlink::{Attributes, Messages};
+use base::sock_diag::{
+    self, ANSWER, BY_FAMILY, CLOSE_WAIT, CLOSING, ESTABLISHED, FIN_WAIT1, FIN_WAIT2, LAST_ACK, REQUEST, u32_at,
+};
 use libc::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_OVERRUN};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 
-use crate::socket::{double, word};
-
-/// Message type of requests and answers (linux/sock_diag.h).
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Attributes of a socket (linux/inet_diag.h).
 const INET_DIAG_INFO: u16 = 2;
 const INET_DIAG_SKMEMINFO: u16 = 7;
-/// Sizes of `inet_diag_req_v2` and of `inet_diag_msg`.
-const REQUEST: usize = 56;
-const ANSWER: usize = 72;
-/// Offset of the inode in `inet_diag_msg`.
-const INODE: usize = 68;
 
-/// States of a connection (linux/tcp_states.h).
-const ESTABLISHED: u8 = 1;
-const FIN_WAIT1: u8 = 4;
-const FIN_WAIT2: u8 = 5;
-const CLOSED: u8 = 7;
-const CLOSE_WAIT: u8 = 8;
-const LAST_ACK: u8 = 9;
-const CLOSING: u8 = 11;
 const CONNECTIONS: [u8; 6] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING];
 
 /// Numbers of a TCP connection; `None` if the kernel does not report them.
@@ -66,12 +53,12 @@ fn connections() -> HashMap<u64, Counters> {
     let mut found = HashMap::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
         // After a failure, the connections received before it are kept.
-        let _ = query(family as u8, &mut found);
+        let _ = query(family, &mut found);
     }
     found
 }
 
-fn query(family: u8, found: &mut HashMap<u64, Counters>) -> nix::Result<()> {
+fn query(family: c_int, found: &mut HashMap<u64, Counters>) -> nix::Result<()> {
     let protocol = SockProtocol::NetlinkSockDiag;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
     send(socket.as_raw_fd(), &request(family), MsgFlags::empty())?;
@@ -86,15 +73,10 @@ fn query(family: u8, found: &mut HashMap<u64, Counters>) -> nix::Result<()> {
 }
 
 /// Returns a request for all connections of a family, with both attributes.
-fn request(family: u8) -> [u8; MESSAGE_HEADER + REQUEST] {
-    let mut request = [0; MESSAGE_HEADER + REQUEST];
-    netlink::write_header(&mut request, SOCK_DIAG_BY_FAMILY, (NLM_F_REQUEST | NLM_F_DUMP) as u16, 0, 0);
+fn request(family: c_int) -> [u8; REQUEST] {
     let states = CONNECTIONS.iter().fold(0_u32, |states, state| states | 1 << state);
     let attributes = 1 << (INET_DIAG_INFO - 1) | 1 << (INET_DIAG_SKMEMINFO - 1);
-    let body = &mut request[MESSAGE_HEADER..];
-    body[..3].copy_from_slice(&[family, libc::IPPROTO_TCP as u8, attributes]);
-    body[4..8].copy_from_slice(&states.to_ne_bytes());
-    request
+    sock_diag::request(family, NLM_F_REQUEST | NLM_F_DUMP, states, attributes)
 }
 
 /// Adds the connections in a datagram. Returns whether the datagram is the last one of the answer,
@@ -104,7 +86,7 @@ fn is_last(datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
     for message in &mut messages {
         match i32::from(message.kind) {
             NLMSG_DONE | NLMSG_ERROR | NLMSG_OVERRUN => return true,
-            kind if kind == i32::from(SOCK_DIAG_BY_FAMILY) => found.extend(connection(message.payload)),
+            kind if kind == i32::from(BY_FAMILY) => found.extend(connection(message.payload)),
             _ => {}
         }
     }
@@ -114,11 +96,11 @@ fn is_last(datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
 /// Parses a connection: its inode and its numbers. Returns `None` if the message is too short, or
 /// the connection belongs to no descriptor (inode 0).
 fn connection(message: &[u8]) -> Option<(u64, Counters)> {
-    let inode = word(message, INODE)?;
+    let (_, inode) = sock_diag::state_and_inode(message)?;
     let mut counters = Counters::default();
     for attribute in Attributes::new(message.get(ANSWER..)?) {
         match attribute.ok()? {
-            (INET_DIAG_INFO, value) => counters.bytes = bytes(value),
+            (INET_DIAG_INFO, value) => counters.bytes = sock_diag::bytes(value),
             (INET_DIAG_SKMEMINFO, value) => counters.buffers = buffers(value),
             _ => {}
         }
@@ -126,19 +108,9 @@ fn connection(message: &[u8]) -> Option<(u64, Counters)> {
     (inode != 0).then_some((inode.into(), counters))
 }
 
-/// Reads the numbers of bytes sent and received from `tcp_info`, to which new kernels append
-/// fields. Returns `None` if it is too short: from a kernel before 4.19.
-fn bytes(info: &[u8]) -> Option<(u64, u64)> {
-    let (received, not_sent) = (double(info, 128)?, word(info, 144)?);
-    let (sent, sent_again) = (double(info, 200)?, double(info, 208)?);
-    // The kernel counts the peer's FIN as a byte.
-    let end = matches!(info.first()?, &(CLOSED | CLOSE_WAIT | LAST_ACK | CLOSING));
-    Some((sent.saturating_sub(sent_again) + u64::from(not_sent), received.saturating_sub(end.into())))
-}
-
 /// Reads the sizes of the send and of the receive buffer (SK_MEMINFO_SNDBUF, SK_MEMINFO_RCVBUF).
 fn buffers(memory: &[u8]) -> Option<(u32, u32)> {
-    Some((word(memory, 12)?, word(memory, 4)?))
+    Some((u32_at(memory, 12)?, u32_at(memory, 4)?))
 }
 
 #[cfg(test)]
@@ -147,7 +119,11 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
 
+    use base::netlink::{self, MESSAGE_HEADER};
+
     use super::*;
+
+    const INODE: usize = ANSWER - 4;
 
     fn info(state: u8) -> Vec<u8> {
         let mut info = vec![0; 232];
@@ -167,7 +143,7 @@ mod tests {
         netlink::push_attribute(&mut message, INET_DIAG_SKMEMINFO, &memory);
         netlink::push_attribute(&mut message, 8, &[0; 4]);
         netlink::push_attribute(&mut message, INET_DIAG_INFO, &info(state));
-        finish(message, SOCK_DIAG_BY_FAMILY)
+        finish(message, BY_FAMILY)
     }
 
     fn finish(mut message: Vec<u8>, kind: u16) -> Vec<u8> {
@@ -201,7 +177,7 @@ mod tests {
         }
         // The message says that it is shorter.
         for len in MESSAGE_HEADER..whole.len() {
-            let (last, found) = read(&finish(whole[..len].to_vec(), SOCK_DIAG_BY_FAMILY));
+            let (last, found) = read(&finish(whole[..len].to_vec(), BY_FAMILY));
             assert!(!last && found.is_none_or(|found| found.bytes.is_none()), "{len} bytes: {found:?}");
         }
     }
@@ -209,9 +185,9 @@ mod tests {
     #[test]
     fn attributes_of_older_kernels_are_left_out() {
         let whole = info(ESTABLISHED);
-        assert_eq!(bytes(&whole[..216]), Some((100, 70)));
+        assert_eq!(sock_diag::bytes(&whole[..216]), Some((100, 70)));
         for len in 0..216 {
-            assert_eq!(bytes(&whole[..len]), None, "{len} bytes");
+            assert_eq!(sock_diag::bytes(&whole[..len]), None, "{len} bytes");
         }
         assert_eq!(buffers(&[0; 15]), None);
     }
@@ -225,7 +201,7 @@ mod tests {
 
     #[test]
     fn the_request_is_that_of_the_kernels_header() {
-        let request = request(libc::AF_INET6 as u8);
+        let request = request(libc::AF_INET6);
         assert_eq!(request[..8], [72_u32.to_ne_bytes(), [20, 0, 1, 3]].concat());
         assert_eq!(request[16..24], [&[10, 6, 0x42, 0][..], &0xb32_u32.to_ne_bytes()].concat());
     }

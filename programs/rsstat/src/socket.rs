@@ -4,6 +4,7 @@ use std::fmt;
 use std::mem::offset_of;
 use std::net::{Ipv6Addr, SocketAddr};
 
+use base::sock_diag::{u32_at, u64_at};
 use base::socket_table as layout;
 use base::socket_table::{Counters, Entry, Header};
 
@@ -67,22 +68,14 @@ pub struct Details {
     pub receive_buffer: u32,
 }
 
-pub(crate) fn word(bytes: &[u8], offset: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?))
-}
-
-pub(crate) fn double(bytes: &[u8], offset: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?))
-}
-
 /// Reads the header of a table. Returns the PID of the process in its own PID namespace, and the
 /// number of entries to read. Returns `None` if the file is no table, or has a layout that this
 /// program does not know.
 pub fn parse_header(bytes: &[u8]) -> Option<(u32, usize)> {
-    let known = double(bytes, offset_of!(Header, magic))? == layout::MAGIC
-        && word(bytes, offset_of!(Header, version))? == layout::VERSION;
-    let entries = (word(bytes, offset_of!(Header, end))? as usize).min(layout::ENTRIES);
-    known.then_some((word(bytes, offset_of!(Header, pid))?, entries))
+    let known = u64_at(bytes, offset_of!(Header, magic))? == layout::MAGIC
+        && u32_at(bytes, offset_of!(Header, version))? == layout::VERSION;
+    let entries = (u32_at(bytes, offset_of!(Header, end))? as usize).min(layout::ENTRIES);
+    known.then_some((u32_at(bytes, offset_of!(Header, pid))?, entries))
 }
 
 impl Socket {
@@ -93,7 +86,7 @@ impl Socket {
 
     /// Reads an entry of the process `pid`. Returns `None` if the entry is unused or too short.
     pub fn parse(bytes: &[u8], pid: u32, command: &str) -> Option<Socket> {
-        let state = match word(bytes, offset_of!(Entry, state))? {
+        let state = match u32_at(bytes, offset_of!(Entry, state))? {
             layout::LISTENING => State::Listening,
             layout::CONNECTED => State::Connected,
             layout::CLOSING => State::Closing,
@@ -102,16 +95,16 @@ impl Socket {
         };
         let address = |offset: usize| bytes.get(offset..offset + layout::ADDRESS).map(Address::parse);
         let counters = offset_of!(Entry, counters);
-        let number = |offset: usize| double(bytes, counters + offset);
+        let number = |offset: usize| u64_at(bytes, counters + offset);
         let received_bytes = number(offset_of!(Counters, received_bytes))?;
         let read_bytes = number(offset_of!(Counters, read_bytes))?;
         let unread = received_bytes.saturating_sub(read_bytes);
-        let send_queue = word(bytes, counters + offset_of!(Counters, send_queued))?.into();
+        let send_queue = u32_at(bytes, counters + offset_of!(Counters, send_queued))?.into();
         let is_stream = matches!(state, State::Connected | State::Closing);
         Some(Socket {
             pid,
             command: command.to_owned(),
-            fd: word(bytes, offset_of!(Entry, fd))?.cast_signed(),
+            fd: u32_at(bytes, offset_of!(Entry, fd))?.cast_signed(),
             state,
             local: address(offset_of!(Entry, local))?,
             peer: address(offset_of!(Entry, peer))?,
@@ -119,17 +112,17 @@ impl Socket {
             send_queue: Some(send_queue).filter(|_| state != State::Listening),
             details: Some(Details {
                 device: device_name(bytes.get(offset_of!(Entry, device)..)?.get(..layout::DEVICE)?),
-                port: word(bytes, offset_of!(Entry, port))?,
-                qp_number: word(bytes, offset_of!(Entry, qp_number))?,
-                backlog: word(bytes, offset_of!(Entry, backlog))?,
+                port: u32_at(bytes, offset_of!(Entry, port))?,
+                qp_number: u32_at(bytes, offset_of!(Entry, qp_number))?,
+                backlog: u32_at(bytes, offset_of!(Entry, backlog))?,
                 sent_bytes: number(offset_of!(Counters, sent_bytes))?,
                 sent_messages: number(offset_of!(Counters, sent_messages))?,
                 received_bytes,
                 received_messages: number(offset_of!(Counters, received_messages))?,
                 send_waits: number(offset_of!(Counters, send_waits))?,
-                credits: word(bytes, counters + offset_of!(Counters, credits))?,
-                send_buffer: word(bytes, counters + offset_of!(Counters, send_buffer))?,
-                receive_buffer: word(bytes, counters + offset_of!(Counters, receive_buffer))?,
+                credits: u32_at(bytes, counters + offset_of!(Counters, credits))?,
+                send_buffer: u32_at(bytes, counters + offset_of!(Counters, send_buffer))?,
+                receive_buffer: u32_at(bytes, counters + offset_of!(Counters, receive_buffer))?,
             }),
             tcp: None,
         })

@@ -92,7 +92,7 @@ fn by_rdma(
         return Err(None);
     }
     // Only the kernel handles connect(2) on a socket that is connected, connects, or listens.
-    let is_used = || tcp::state(fd).is_some_and(|state| state != tcp::CLOSED);
+    let is_used = || tcp::state(fd).is_some_and(|state| state != base::sock_diag::CLOSED);
     if !route::is_candidate(fd, to.family()) || is_used() || !has_address(fd, given, to) {
         return Err(None);
     }

@@ -6,10 +6,11 @@ use core::net::SocketAddr;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::memory::any_bytes;
+use base::sock_diag;
+
 use crate::sockets::{AtomicName, SockAddr, kernel, rdma};
 use crate::table::Growing;
-use crate::{config, errno, open_fds, tcp};
+use crate::{config, errno, open_fds};
 
 // The log line of each connection: its transport, and the reason for it.
 
@@ -183,48 +184,17 @@ fn report(fd: c_int) {
     let logged = PEERS.get(fd).and_then(AtomicName::take);
     let (Some(own), Some(peer)) = (kernel::own(fd), kernel::peer(fd).or(logged)) else { return };
     let [own, peer] = [own, peer].map(|name| SocketAddr::new(name.address(), name.port()));
-    // The connection was established if the peer has acknowledged a segment.
-    if info.delivered[0] != 0 {
-        let (sent, received) = info.bytes();
+    if sock_diag::was_established(&info) {
+        let (sent, received) = sock_diag::bytes(&info).unwrap_or_default();
         line(format_args!("close: socket {fd} {own} -> {peer} tcp: sent {sent} bytes, received {received}"));
     } else {
         line(format_args!("close: socket {fd} {own} -> {peer} tcp: not connected"));
     }
 }
 
-/// The beginning of the kernel's `struct tcp_info`.
-#[repr(C)]
-struct Info {
-    state: u8,
-    fields: [u8; 119],
-    acked: u64,
-    received: u64,
-    segments: [u32; 2],
-    not_sent: u32,
-    min_rtt: u32,
-    data_segments: [u32; 2],
-    times: [u64; 4],
-    delivered: [u32; 2],
-    sent: u64,
-    sent_again: u64,
-}
-
-impl Info {
-    /// Returns the bytes that the program has sent, and those that have arrived.
-    fn bytes(&self) -> (u64, u64) {
-        // The kernel counts the peer's FIN as a byte. A connection that was reset has no FIN, but
-        // is CLOSED, too, so its count is one too low.
-        let end = matches!(self.state, tcp::CLOSE_WAIT | tcp::LAST_ACK | tcp::CLOSING | tcp::CLOSED);
-        let sent = self.sent.saturating_sub(self.sent_again) + u64::from(self.not_sent);
-        (sent, self.received.saturating_sub(end.into()))
-    }
-}
-
-any_bytes! { Info }
-
 /// Returns the `tcp_info` of a TCP socket that does not listen. `None` for other descriptors, and
 /// where the kernel's structure is shorter.
-fn info(fd: c_int) -> Option<Info> {
-    let (info, len) = kernel::get::<Info>(fd, (libc::IPPROTO_TCP, libc::TCP_INFO))?;
-    (len >= size_of::<Info>() && info.state != tcp::LISTEN).then_some(info)
+fn info(fd: c_int) -> Option<[u8; sock_diag::TCP_INFO]> {
+    let (info, len) = kernel::get::<[u8; sock_diag::TCP_INFO]>(fd, (libc::IPPROTO_TCP, libc::TCP_INFO))?;
+    (len >= info.len() && info[0] != sock_diag::LISTEN).then_some(info)
 }

@@ -6,12 +6,14 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::Ordering::SeqCst;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
+use base::netlink::Messages;
+use base::sock_diag::{self, BY_FAMILY, SOCKET_ID};
 use libc::{AF_INET, AF_INET6, AF_NETLINK, MSG_DONTWAIT, NETLINK_SOCK_DIAG, NLM_F_REQUEST, SOCK_CLOEXEC, SOCK_RAW};
 
 use super::log::Reason;
 use crate::memory::{Once, plain};
 use crate::sockets::{AtomicName, SockAddr, kernel};
-use crate::{errno, next_symbol, process, tcp};
+use crate::{errno, next_symbol, process};
 
 /// The most connections of a family of processes that have stand-ins.
 pub const MAX_SLOTS: usize = 1 << 14;
@@ -266,16 +268,6 @@ pub fn wake(fd: c_int, inode: u64, index: u32) {
 // Whether a process has accepted a TCP connection within this host (sock_diag(7)). An end that
 // waits for accept(2), or that every process has closed, belongs to no file: its inode is 0.
 
-/// The message type (linux/sock_diag.h).
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-/// The lengths of a netlink message with a `struct inet_diag_req_v2` (linux/inet_diag.h) and of one
-/// with a `struct inet_diag_msg`, and the offsets of the request's socket identifier and of the
-/// answer's state. The answer ends with the inode.
-const REQUEST: usize = 16 + 56;
-const REQUEST_ID: usize = 24;
-const ANSWER: usize = 16 + 72;
-const ANSWER_STATE: usize = 17;
-
 /// Whether the kernel reports its TCP sockets: it finds the one that listens at `own`. Without
 /// tcp_diag, a request fails as for a socket that does not exist.
 pub fn tells(own: &SockAddr) -> bool {
@@ -284,20 +276,21 @@ pub fn tells(own: &SockAddr) -> bool {
         (true, IpAddr::V6(_)) => SockAddr::new(Ipv6Addr::LOCALHOST.into(), own.port()),
         _ => *own,
     };
-    socket(&at, &at).is_some_and(|(state, _)| state == tcp::LISTEN)
+    socket(&at, &at).is_some_and(|(state, _)| state == sock_diag::LISTEN)
 }
 
 /// Whether a process has accepted the connection from `remote` to `local`, both of this host. False
 /// if the kernel does not report its sockets.
 pub fn has_accepted(local: &SockAddr, remote: &SockAddr) -> bool {
     // Without such a connection the kernel returns the socket that listens at the address.
-    socket(local, remote).is_some_and(|(state, inode)| inode != 0 && state != tcp::LISTEN)
+    socket(local, remote).is_some_and(|(state, inode)| inode != 0 && state != sock_diag::LISTEN)
 }
 
 /// Asks the kernel for the state and the inode of the TCP socket with these addresses. The answer
 /// can be read at once, since the kernel handles a request in the call that sends it.
 fn socket(local: &SockAddr, remote: &SockAddr) -> Option<(u8, u32)> {
-    let (request, mut answer) = (request(local, remote), [0; ANSWER]);
+    // The kernel adds attributes that nobody asked for.
+    let (request, mut answer) = (request(local, remote), [0; 512]);
     let received = errno::keeping(|| {
         let fd = next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
         if fd < 0 {
@@ -308,31 +301,27 @@ fn socket(local: &SockAddr, remote: &SockAddr) -> Option<(u8, u32)> {
         next_symbol::close(fd);
         received
     });
-    let inode = answer.last_chunk().map_or(0, |inode| u32::from_ne_bytes(*inode));
-    let is_answer = received == Ok(ANSWER) && answer[4..6] == SOCK_DIAG_BY_FAMILY.to_ne_bytes();
-    is_answer.then_some((answer[ANSWER_STATE], inode))
+    let answer = Messages::new(answer.get(..received.ok()?)?).next().filter(|answer| answer.kind == BY_FAMILY)?;
+    sock_diag::state_and_inode(answer.payload)
 }
 
-fn request(local: &SockAddr, remote: &SockAddr) -> [u8; REQUEST] {
-    let mut request = [0; REQUEST];
-    base::netlink::write_header(&mut request, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST as u16, 0, 0);
-    let mut put = |at: usize, bytes: &[u8]| request[at..at + bytes.len()].copy_from_slice(bytes);
+fn request(local: &SockAddr, remote: &SockAddr) -> [u8; sock_diag::REQUEST] {
     let family = if local.address().is_ipv4() { AF_INET } else { AF_INET6 };
-    put(16, &[family as u8, libc::IPPROTO_TCP as u8]);
     // The socket may be in any state.
-    put(20, &[0xff; 4]);
+    let mut request = sock_diag::request(family, NLM_F_REQUEST, u32::MAX, 0);
+    let mut put = |at: usize, bytes: &[u8]| request[SOCKET_ID + at..][..bytes.len()].copy_from_slice(bytes);
     // The ports, the addresses, the interface; and no cookie, since any socket with these addresses
     // is asked for.
-    put(REQUEST_ID, &local.port().to_be_bytes());
-    put(REQUEST_ID + 2, &remote.port().to_be_bytes());
-    for (at, name) in [(REQUEST_ID + 4, local), (REQUEST_ID + 20, remote)] {
+    put(0, &local.port().to_be_bytes());
+    put(2, &remote.port().to_be_bytes());
+    for (at, name) in [(4, local), (20, remote)] {
         match name.address() {
             IpAddr::V4(address) => put(at, &address.octets()),
             IpAddr::V6(address) => put(at, &address.octets()),
         }
     }
-    put(REQUEST_ID + 36, &local.scope().to_ne_bytes());
-    put(REQUEST_ID + 40, &[0xff; 8]);
+    put(36, &local.scope().to_ne_bytes());
+    put(40, &[0xff; 8]);
     request
 }
 
