@@ -6,7 +6,7 @@ use std::slice;
 
 use super::event::event_str;
 use super::id::Id;
-use crate::diag::{self, BadEvent, Cause, Endpoints, GoodEvent, Path, probes};
+use crate::diag::{self, BadEvent, Cause, Endpoints, Path, probes};
 use crate::errno::Errno;
 use crate::ffi::rdma_cm_event_type::{self, *};
 use crate::ffi::{ibv_sa_path_rec, rdma_cm_event};
@@ -55,7 +55,7 @@ fn good_event(id: &Id, event: &rdma_cm_event) {
         _ => None,
     };
     let name = event_str(event.event).to_str().unwrap_or_default();
-    diag::good_event(&GoodEvent { id: id.as_c(), name, path }, &endpoints(id));
+    diag::good_event(id.as_c(), name, path, &endpoints(id));
 }
 
 fn path(id: &Id) -> Path {

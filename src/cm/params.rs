@@ -81,24 +81,18 @@ fn options_for(vendor_id: u32, remote: rdma_ucm_ece) -> u32 {
 /// Retry counts of a connection without parameters. 7 receiver-not-ready retries mean no limit.
 const RETRIES: u8 = 7;
 
-/// The content of a `struct rdma_conn_param`.
+/// The content of a `struct rdma_conn_param`, which describes the fields.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(missing_docs, reason = "crate::ffi::rdma_conn_param describes them")]
 pub struct ConnParam<'a> {
     /// At most 255 bytes.
     pub private_data: &'a [u8],
-    /// RDMA reads and atomics that may be outstanding from the peer.
     pub responder_resources: u8,
-    /// RDMA reads and atomics that may be outstanding to the peer.
     pub initiator_depth: u8,
-    /// Whether hardware flow control is available.
     pub flow_control: u8,
-    /// Retransmissions after an error, 0 to 7.
     pub retry_count: u8,
-    /// Retransmissions if the peer has posted no receive, 0 to 7; 7 means no limit.
     pub rnr_retry_count: u8,
-    /// Whether the QP uses an SRQ; ignored if the id has a QP.
     pub srq: u8,
-    /// Number of the QP; ignored if the id has a QP.
     pub qp_num: u32,
 }
 

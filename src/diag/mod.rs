@@ -107,17 +107,6 @@ fn unknown_value(word: &[u8]) {
     });
 }
 
-/// An event that reports no failure: a step of setting up a connection, or its end.
-#[derive(Clone, Copy)]
-pub struct GoodEvent<'a> {
-    /// Address of the id.
-    pub id: *const rdma_cm_id,
-    /// Name of the event.
-    pub name: &'a str,
-    /// The path, for the first event of a connection for which it is known.
-    pub path: Option<Path>,
-}
-
 /// The path of a connection.
 #[derive(Clone, Copy)]
 pub struct Path {
@@ -129,15 +118,16 @@ pub struct Path {
     pub mtu_and_sl: Option<(u32, u8)>,
 }
 
-/// Logs an event that reports no failure.
+/// Logs an event that reports no failure: a step of setting up a connection, or its end. `path` is
+/// given for the first event of a connection for which it is known.
 #[cold]
 #[inline(never)]
-pub fn good_event(event: &GoodEvent<'_>, endpoints: &Endpoints) {
+pub fn good_event(id: *const rdma_cm_id, name: &str, path: Option<Path>, endpoints: &Endpoints) {
     log("event", |line| {
-        line.push(format_args!(": id {:p}", event.id));
+        line.push(format_args!(": id {id:p}"));
         line.push_endpoints(Some(endpoints));
-        line.push(format_args!(": {}", event.name));
-        if let Some(path) = event.path {
+        line.push(format_args!(": {name}"));
+        if let Some(path) = path {
             let [own, peer] = path.gids.map(std::net::Ipv6Addr::from);
             line.push(format_args!(": GID {own} -> {peer}, P_Key {:#06x}", path.pkey));
             if let Some((mtu, sl)) = path.mtu_and_sl {

@@ -56,29 +56,9 @@ pub enum rdma_cm_event_type {
 impl rdma_cm_event_type {
     /// Returns the enumerator of a number that the kernel has sent.
     pub(crate) fn from_number(number: u32) -> Option<rdma_cm_event_type> {
-        const ALL: [rdma_cm_event_type; 20] = [
-            rdma_cm_event_type::RDMA_CM_EVENT_ADDR_RESOLVED,
-            rdma_cm_event_type::RDMA_CM_EVENT_ADDR_ERROR,
-            rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED,
-            rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_ERROR,
-            rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST,
-            rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_RESPONSE,
-            rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_ERROR,
-            rdma_cm_event_type::RDMA_CM_EVENT_UNREACHABLE,
-            rdma_cm_event_type::RDMA_CM_EVENT_REJECTED,
-            rdma_cm_event_type::RDMA_CM_EVENT_ESTABLISHED,
-            rdma_cm_event_type::RDMA_CM_EVENT_DISCONNECTED,
-            rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL,
-            rdma_cm_event_type::RDMA_CM_EVENT_MULTICAST_JOIN,
-            rdma_cm_event_type::RDMA_CM_EVENT_MULTICAST_ERROR,
-            rdma_cm_event_type::RDMA_CM_EVENT_ADDR_CHANGE,
-            rdma_cm_event_type::RDMA_CM_EVENT_TIMEWAIT_EXIT,
-            rdma_cm_event_type::RDMA_CM_EVENT_ADDRINFO_RESOLVED,
-            rdma_cm_event_type::RDMA_CM_EVENT_ADDRINFO_ERROR,
-            rdma_cm_event_type::RDMA_CM_EVENT_USER,
-            rdma_cm_event_type::RDMA_CM_EVENT_INTERNAL,
-        ];
-        ALL.get(number as usize).copied()
+        let is_enumerator = number <= rdma_cm_event_type::RDMA_CM_EVENT_INTERNAL as u32;
+        // SAFETY: the enumerators are the numbers from 0 to that of RDMA_CM_EVENT_INTERNAL.
+        is_enumerator.then(|| unsafe { std::mem::transmute::<u32, rdma_cm_event_type>(number) })
     }
 }
 

@@ -194,13 +194,7 @@ pub fn spin() {
 
 /// Returns the soft limit on the number of descriptors (RLIMIT_NOFILE).
 pub fn descriptor_limit() -> usize {
-    usize::try_from(descriptor_limits().rlim_cur).unwrap_or(usize::MAX)
-}
-
-/// Returns the soft and the hard limit on the number of descriptors; no limits if they are unknown.
-pub fn descriptor_limits() -> libc::rlimit {
-    let none = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    base::raised_limit::limits().unwrap_or(none)
+    usize::try_from(base::raised_limit::limits().rlim_cur).unwrap_or(usize::MAX)
 }
 
 /// Returns the time until `deadline`, if there is one. Fails with `ETIMEDOUT` once it has passed.

@@ -43,39 +43,14 @@ pub enum Layer {
 const LAYERS: usize = 2;
 
 /// The handlers of each [`Layer`]; NULL until the layer registers them.
-struct Slots([AtomicPtr<Handlers>; LAYERS]);
+type Slots = [AtomicPtr<Handlers>; LAYERS];
 
-static HANDLERS: Slots = Slots::new();
+static HANDLERS: Slots = [const { AtomicPtr::new(ptr::null_mut()) }; LAYERS];
 
-impl Slots {
-    const fn new() -> Slots {
-        Slots([const { AtomicPtr::new(ptr::null_mut()) }; LAYERS])
-    }
-
-    fn fill(&self, layer: Layer, handlers: &'static Handlers) {
-        let slot = &self.0[layer as usize];
-        if slot.load(Ordering::Relaxed).is_null() {
-            slot.store(ptr::from_ref(handlers).cast_mut(), Ordering::Release);
-        }
-    }
-
-    fn registered(&self) -> impl DoubleEndedIterator<Item = &'static Handlers> {
-        // SAFETY: each slot is NULL, or points to handlers with a static lifetime.
-        self.0.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
-    }
-
-    fn before(&self) {
-        self.registered().rev().for_each(|handlers| (handlers.before)());
-    }
-
-    fn in_parent(&self) {
-        self.registered().for_each(|handlers| (handlers.in_parent)());
-    }
-
-    fn in_child(&self) {
-        GENERATION.fetch_add(1, Ordering::Relaxed);
-        self.registered().for_each(|handlers| (handlers.in_child)());
-    }
+/// Returns the handlers that are registered, the lowest layer's first.
+fn registered(slots: &Slots) -> impl DoubleEndedIterator<Item = &'static Handlers> {
+    // SAFETY: each slot is NULL, or points to handlers with a static lifetime.
+    slots.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
 }
 
 /// Errno of the registration with the C library; 0 while it is being made, and after success.
@@ -87,7 +62,7 @@ const NOT_YET: i32 = -1;
 /// Registers the handlers of a layer, which are called around every fork() from now on. Has no
 /// effect when repeated. Fails with ENOMEM if the C library has no memory for handlers.
 pub fn register(layer: Layer, handlers: &'static Handlers) -> Result<()> {
-    HANDLERS.fill(layer, handlers);
+    HANDLERS[layer as usize].store(ptr::from_ref(handlers).cast_mut(), Ordering::Release);
     let result = match REGISTERED.compare_exchange(NOT_YET, 0, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => register_with_libc(),
         Err(known) => known,
@@ -105,18 +80,19 @@ fn register_with_libc() -> i32 {
 /// Runs the handlers before a fork.
 pub extern "C" fn before() {
     mark::begin_fork();
-    HANDLERS.before();
+    registered(&HANDLERS).rev().for_each(|handlers| (handlers.before)());
 }
 
 /// Runs the handlers after a fork, in the parent.
 pub extern "C" fn in_parent() {
-    HANDLERS.in_parent();
+    registered(&HANDLERS).for_each(|handlers| (handlers.in_parent)());
     mark::end_fork();
 }
 
 /// Runs the handlers after a fork, in the child.
 pub extern "C" fn in_child() {
-    HANDLERS.in_child();
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    registered(&HANDLERS).for_each(|handlers| (handlers.in_child)());
     mark::end_fork();
 }
 
@@ -128,8 +104,6 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 pub struct Owner(u32);
 
 impl Owner {
-    /// The process that loaded the library, for constant initial values.
-    pub const FIRST_PROCESS: Owner = Owner(0);
     /// A process that does not exist.
     #[cfg(test)]
     pub const NO_PROCESS: Owner = Owner(u32::MAX);
@@ -200,28 +174,23 @@ mod tests {
     #[test]
     fn every_layer_is_registered_on_load() {
         assert_eq!(REGISTERED.load(Ordering::Relaxed), 0);
-        assert_eq!(HANDLERS.registered().count(), LAYERS);
+        assert_eq!(registered(&HANDLERS).count(), LAYERS);
     }
 
-    /// The upper layer registers first, as in a program that uses rsockets first.
     #[test]
-    fn order_is_that_of_the_layers() {
+    fn the_lowest_layer_is_the_first() {
         static CALLED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
         fn call(name: &'static str) {
             CALLED.lock().unwrap().push(name);
         }
-        static CM: Handlers =
-            Handlers { before: || call("cm, before"), in_parent: || call("cm, parent"), in_child: || () };
-        static RSOCKET: Handlers =
-            Handlers { before: || call("rsocket, before"), in_parent: || call("rsocket, parent"), in_child: || () };
-        let slots = Slots::new();
-        slots.fill(Layer::Rsocket, &RSOCKET);
-        slots.fill(Layer::Cm, &CM);
-        slots.fill(Layer::Rsocket, &RSOCKET);
-        slots.before();
-        slots.in_parent();
-        let called = std::mem::take(&mut *CALLED.lock().unwrap());
-        assert_eq!(called, ["rsocket, before", "cm, before", "cm, parent", "rsocket, parent"]);
+        static CM: Handlers = Handlers { before: || call("cm"), in_parent: || (), in_child: || () };
+        static RSOCKET: Handlers = Handlers { before: || call("rsocket"), in_parent: || (), in_child: || () };
+        let slots: Slots = [const { AtomicPtr::new(ptr::null_mut()) }; LAYERS];
+        for (layer, handlers) in [(Layer::Rsocket, &RSOCKET), (Layer::Cm, &CM)] {
+            slots[layer as usize].store(ptr::from_ref(handlers).cast_mut(), Ordering::Release);
+        }
+        registered(&slots).for_each(|handlers| (handlers.before)());
+        assert_eq!(*CALLED.lock().unwrap(), ["cm", "rsocket"]);
     }
 
     #[test]

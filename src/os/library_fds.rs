@@ -41,7 +41,7 @@ static FLOOR: AtomicI32 = AtomicI32::new(0);
 /// Reserves the small numbers for the program from now on.
 pub fn reserve_low_fds() {
     if FLOOR.load(Ordering::Relaxed) == 0 {
-        let limit = event::descriptor_limits();
+        let limit = base::raised_limit::limits();
         FLOOR.store(base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max), Ordering::Relaxed);
     }
 }
@@ -66,7 +66,7 @@ pub fn relocate_fd(fd: RawFd) -> RawFd {
 fn duplicate_from(fd: RawFd, floor: RawFd) -> RawFd {
     // SAFETY: no pointers.
     let duplicate = || unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };
-    let limit = event::descriptor_limits();
+    let limit = base::raised_limit::limits();
     // Another thread may have raised the soft limit. That thread restores it.
     if limit.rlim_cur > floor as libc::rlim_t || limit.rlim_max <= floor as libc::rlim_t {
         return duplicate();

@@ -61,7 +61,7 @@ fn request(client: &CStr) -> SmallVec<[u8; 64]> {
 /// Parses the answer. Fails with the errno in an error message of the kernel, and with `EPROTO` if
 /// the answer is invalid.
 pub fn parse_answer(answer: &[u8]) -> Result<CharDev> {
-    let message = Messages::new(answer).next().ok_or(Errno::EPROTO)?;
+    let message = Messages(answer).next().ok_or(Errno::EPROTO)?;
     if c_int::from(message.kind) == NLMSG_ERROR {
         let code = message.payload.first_chunk::<4>().ok_or(Errno::EPROTO)?;
         return Err(Errno::new(i32::from_ne_bytes(*code).wrapping_neg()));
@@ -70,7 +70,7 @@ pub fn parse_answer(answer: &[u8]) -> Result<CharDev> {
         return Err(Errno::EPROTO);
     }
     let (mut rdev, mut abi, mut name) = (None, None, None);
-    for attribute in Attributes::new(message.payload) {
+    for attribute in Attributes(message.payload) {
         let (kind, value) = attribute.map_err(|_| Errno::EPROTO)?;
         match u32::from(kind) {
             RDMA_NLDEV_ATTR_CHARDEV => rdev = Some(number(value)?),

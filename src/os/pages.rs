@@ -180,7 +180,7 @@ pub fn locked_memory_limit() -> Option<u64> {
 
 /// Returns the soft limit RLIMIT_MEMLOCK in bytes, if any.
 pub fn memlock() -> Option<u64> {
-    let limit = base::raised_limit::limits_of(libc::RLIMIT_MEMLOCK)?.rlim_cur;
+    let limit = base::raised_limit::limits_of(libc::RLIMIT_MEMLOCK).rlim_cur;
     (limit != libc::RLIM_INFINITY).then_some(limit)
 }
 

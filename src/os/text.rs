@@ -54,13 +54,6 @@ impl<const N: usize> Write for FixedString<N> {
     }
 }
 
-/// Writes "librdmacm: " and `text` to syslog as a warning, truncated to 199 bytes.
-pub fn log_warning(text: fmt::Arguments<'_>) {
-    let line = FixedString::<200>::cut(format_args!("librdmacm: {text}"));
-    // SAFETY: two C strings, the first a format with one %s.
-    unsafe { libc::syslog(libc::LOG_USER | libc::LOG_WARNING, c"%s".as_ptr(), line.as_c_str().as_ptr()) };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

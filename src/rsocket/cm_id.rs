@@ -12,7 +12,7 @@ use crate::os::event;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::sockaddr::SockAddr;
 use crate::rsocket::reactor;
-use crate::verbs::{self, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
+use crate::verbs::{self, IBV_TRANSPORT_IWARP, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
 
 /// Maximum length of private data on any transport, in bytes.
 const PRIVATE_DATA: usize = 256;
@@ -254,11 +254,13 @@ impl CmId {
 
     /// rdma_connect(3) if `active` is set, otherwise rdma_accept(3). `data` is the private data of
     /// at most 255 bytes.
-    pub fn connect_or_accept(&self, active: bool, initiator_depth: u8, data: &[u8]) -> Result<()> {
+    pub fn connect_or_accept(&self, active: bool, data: &[u8]) -> Result<()> {
         /// With 7, soft-RoCE retries for ever, but a peer that is gone must be noticed.
         const RETRIES: u8 = 6;
         /// No limit: control messages take no credit, so they may find no receive posted yet.
         const RECEIVER_NOT_READY: u8 = 7;
+        // RDMA reads: none, except on iWARP, where one is needed to start the connection.
+        let initiator_depth = u8::from(self.id().transport() == Some(IBV_TRANSPORT_IWARP));
         let param = Some(ConnParam {
             private_data: data,
             initiator_depth,

@@ -23,26 +23,15 @@ pub struct Message<'a> {
 impl<'a> Message<'a> {
     /// Returns the value of the first attribute of type `kind`, unless a malformed one precedes it.
     pub fn attribute(&self, kind: u16) -> Option<&'a [u8]> {
-        let mut attributes = Attributes::new(self.payload).map_while(Result::ok);
+        let mut attributes = Attributes(self.payload).map_while(Result::ok);
         attributes.find_map(|(other, value)| (other == kind).then_some(value))
     }
 }
 
-/// The messages of a datagram, up to the first one that is cut short.
+/// Iterates over the messages of a datagram, up to the first one that is cut short. The bytes are
+/// those not read yet; after the iteration they are no complete message.
 #[derive(Clone, Debug)]
-pub struct Messages<'a>(&'a [u8]);
-
-impl<'a> Messages<'a> {
-    /// Iterates over the messages of a datagram.
-    pub fn new(datagram: &'a [u8]) -> Messages<'a> {
-        Messages(datagram)
-    }
-
-    /// Returns the bytes not read yet. After the iteration they are no complete message.
-    pub fn rest(&self) -> &'a [u8] {
-        self.0
-    }
-}
+pub struct Messages<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
     type Item = Message<'a>;
@@ -62,17 +51,11 @@ impl<'a> Iterator for Messages<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Iterates over the attributes of a message: the type, without flags, and the value of each. Bytes
-/// that are no complete attribute yield an error, and end the iteration.
+/// Iterates over the attributes of a message: the type, without flags, and the value of each. The
+/// bytes begin with the header of the first one. Bytes that are no complete attribute yield an
+/// error, and end the iteration.
 #[derive(Clone, Debug)]
-pub struct Attributes<'a>(&'a [u8]);
-
-impl<'a> Attributes<'a> {
-    /// Iterates over the attributes in `bytes`, which begins with the header of the first one.
-    pub fn new(bytes: &'a [u8]) -> Attributes<'a> {
-        Attributes(bytes)
-    }
-}
+pub struct Attributes<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Attributes<'a> {
     type Item = Result<(u16, &'a [u8]), Malformed>;
@@ -146,28 +129,28 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let datagram = [message(), message()].concat();
-        let mut messages = Messages::new(&datagram);
+        let mut messages = Messages(&datagram);
         for _ in 0..2 {
             let message = messages.next().unwrap();
             assert_eq!((message.kind, message.sequence), (0x1234, 6));
-            let attributes: Vec<_> = Attributes::new(message.payload).collect();
+            let attributes: Vec<_> = Attributes(message.payload).collect();
             assert_eq!(attributes, [Ok((7, &b"name\0"[..])), Ok((8, &[][..]))]);
             assert_eq!((message.attribute(8), message.attribute(9)), (Some(&[][..]), None));
         }
-        assert_eq!((messages.next(), messages.rest()), (None, &[][..]));
+        assert_eq!((messages.next(), messages.0), (None, &[][..]));
     }
 
     #[test]
     fn truncated_messages_are_left() {
         let whole = message();
         for length in 0..whole.len() {
-            let mut messages = Messages::new(&whole[..length]);
-            assert_eq!((messages.next(), messages.rest().len()), (None, length));
+            let mut messages = Messages(&whole[..length]);
+            assert_eq!((messages.next(), messages.0.len()), (None, length));
         }
         for claimed in [0, 15, 33, u32::MAX] {
             let mut wrong = whole.clone();
             wrong[..4].copy_from_slice(&claimed.to_ne_bytes());
-            assert_eq!(Messages::new(&wrong).next(), None, "{claimed}");
+            assert_eq!(Messages(&wrong).next(), None, "{claimed}");
         }
     }
 
@@ -175,15 +158,15 @@ mod tests {
     fn truncated_attributes_are_malformed() {
         let whole = &message()[MESSAGE_HEADER..];
         for length in 1..9 {
-            let mut attributes = Attributes::new(&whole[..length]);
+            let mut attributes = Attributes(&whole[..length]);
             assert_eq!((attributes.next(), attributes.next()), (Some(Err(Malformed)), None), "{length} bytes");
         }
         // The padding of the last attribute may be missing. Flags are no part of the type.
-        assert_eq!(Attributes::new(&whole[..9]).next(), Some(Ok((7, &b"name\0"[..]))));
+        assert_eq!(Attributes(&whole[..9]).next(), Some(Ok((7, &b"name\0"[..]))));
         let flagged = [4_u16.to_ne_bytes(), 0x8007_u16.to_ne_bytes()].concat();
-        assert_eq!(Attributes::new(&flagged).next(), Some(Ok((7, &[][..]))));
+        assert_eq!(Attributes(&flagged).next(), Some(Ok((7, &[][..]))));
         for length in 0..4 {
-            assert_eq!(Attributes::new(&[length, 0, 7, 0]).next(), Some(Err(Malformed)), "{length}");
+            assert_eq!(Attributes(&[length, 0, 7, 0]).next(), Some(Err(Malformed)), "{length}");
         }
     }
 }

@@ -5,17 +5,17 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::errno;
 
 /// Returns RLIMIT_NOFILE: one more than the highest descriptor number that the process may have now
-/// (soft), and one more than the highest that it may ask for (hard). `None` if getrlimit(2) fails.
-pub fn limits() -> Option<libc::rlimit> {
+/// (soft), and one more than the highest that it may ask for (hard).
+pub fn limits() -> libc::rlimit {
     limits_of(libc::RLIMIT_NOFILE)
 }
 
-/// Returns the soft and the hard limit of a resource. `None` if getrlimit(2) fails.
-pub fn limits_of(resource: libc::__rlimit_resource_t) -> Option<libc::rlimit> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+/// Returns the soft and the hard limit of a resource. Both are infinite if getrlimit(2) fails.
+pub fn limits_of(resource: libc::__rlimit_resource_t) -> libc::rlimit {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: `limit` is a live structure.
-    let known = unsafe { libc::getrlimit(resource, &raw mut limit) } == 0;
-    known.then_some(limit)
+    unsafe { libc::getrlimit(resource, &raw mut limit) };
+    limit
 }
 
 /// Sets RLIMIT_NOFILE and returns the previous value. Leaves `errno` alone.
@@ -42,7 +42,10 @@ impl RaisedLimit {
     /// threads may see the raised limit for a moment.
     pub fn during(&self, call: impl FnOnce() -> i32) -> i32 {
         // A limit that another thread has raised already is restored by that thread.
-        let Some(limit) = limits().filter(|limit| limit.rlim_cur < limit.rlim_max) else { return call() };
+        let limit = limits();
+        if limit.rlim_cur == limit.rlim_max {
+            return call();
+        }
         self.0.store(limit.rlim_cur, Relaxed);
         let limit = replace(libc::rlimit { rlim_cur: limit.rlim_max, ..limit });
         let result = call();
@@ -58,7 +61,8 @@ impl RaisedLimit {
     /// Restores the limit in a child of fork(2), which does not have the thread that would do so.
     pub fn in_child(&self) {
         let soft = self.0.swap(0, Relaxed);
-        if let Some(limit) = limits().filter(|_| soft != 0) {
+        if soft != 0 {
+            let limit = limits();
             replace(libc::rlimit { rlim_cur: soft.min(limit.rlim_max), ..limit });
         }
     }
@@ -70,16 +74,13 @@ mod tests {
 
     #[test]
     fn a_limit_that_the_program_sets_meanwhile_stays() {
-        let before = limits().unwrap();
+        let before = limits();
         let low = libc::rlimit { rlim_cur: before.rlim_max - 2, ..before };
         replace(low);
         let during = |limit| RaisedLimit::new().during(|| i32::from(replace(limit).rlim_cur == before.rlim_max));
-        assert_eq!(
-            (during(libc::rlimit { rlim_cur: before.rlim_max, ..low }), limits().unwrap().rlim_cur),
-            (1, low.rlim_cur)
-        );
+        assert_eq!((during(libc::rlimit { rlim_cur: before.rlim_max, ..low }), limits().rlim_cur), (1, low.rlim_cur));
         let other = libc::rlimit { rlim_cur: before.rlim_max - 1, ..low };
-        assert_eq!((during(other), limits().unwrap().rlim_cur), (1, other.rlim_cur));
+        assert_eq!((during(other), limits().rlim_cur), (1, other.rlim_cur));
         replace(before);
     }
 }

@@ -17,7 +17,7 @@ use crate::{errno, next_symbol};
 /// Duplicates a descriptor for the library, at a high number that the program does not need.
 /// Returns the new descriptor, or -1.
 fn duplicate_high(fd: c_int) -> c_int {
-    let Some(limit) = limits() else { return -1 };
+    let limit = limits();
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
     let duplicate = || kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, lowest);
     if limit.rlim_cur > lowest as libc::rlim_t { duplicate() } else { RAISED.during(duplicate) }
@@ -40,7 +40,7 @@ pub fn make(make: impl Fn() -> c_int) -> c_int {
 pub fn has_room(used: usize, forwarded: usize, few: bool) -> bool {
     /// An accepted connection has the rsocket, its channel, the stand-in, and one on the way.
     const DESCRIPTORS: usize = 4;
-    let Some(limit) = limits() else { return true };
+    let limit = limits();
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
     let share = if lowest < limit.rlim_cur { limit.rlim_cur / 4 } else { limit.rlim_max - lowest };
     let share = if few { share / 3 * 2 } else { share };
@@ -90,7 +90,7 @@ pub fn is_inheritable(fd: c_int) -> bool {
 
 /// Whether the soft limit permits a descriptor with the number `fd`.
 pub fn is_possible(fd: c_int) -> bool {
-    libc::rlim_t::try_from(fd).is_ok_and(|fd| limits().is_none_or(|limit| fd < limit.rlim_cur))
+    libc::rlim_t::try_from(fd).is_ok_and(|fd| fd < limits().rlim_cur)
 }
 
 /// Calls `call` with each open descriptor in a range. Includes every descriptor that stays open;
@@ -219,13 +219,13 @@ mod tests_of_open_fds {
 
     #[test]
     fn numbers_are_below_the_limit() {
-        let limit = limits().unwrap().rlim_cur as c_int;
+        let limit = limits().rlim_cur as c_int;
         assert_eq!([-1, 0, limit - 1, limit].map(is_possible), [false, true, true, false]);
     }
 
     #[test]
     fn relayed_connections_leave_room_in_the_limit() {
-        let quarter = limits().unwrap().rlim_cur as usize / 4;
+        let quarter = limits().rlim_cur as usize / 4;
         assert!(has_room(0, quarter, false) && !has_room(0, quarter + 1, false) && !has_room(usize::MAX / 4, 0, false));
     }
 }

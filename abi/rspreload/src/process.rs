@@ -7,8 +7,6 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, Ordering};
 
-use libc::timespec;
-
 /// The process that owns the memory. 0 until the library is loaded completely.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
@@ -65,9 +63,7 @@ pub fn milliseconds(seconds: i64, nanoseconds: i64) -> c_int {
 
 /// Returns the time of the monotonic clock in nanoseconds.
 pub fn now() -> i64 {
-    let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let now = base::clock::read(libc::CLOCK_MONOTONIC);
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 

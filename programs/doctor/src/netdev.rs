@@ -59,7 +59,7 @@ pub fn index_of(device: &str) -> Option<u32> {
     let socket = request(GET, libc::NLM_F_DUMP, &[])?;
     let mut index = None;
     while let Some(reply) = receive(&socket).filter(|reply| !reply.is_empty()) {
-        for message in Messages::new(&reply) {
+        for message in Messages(&reply) {
             if !is_of_nldev(&message) {
                 return index;
             }
@@ -96,7 +96,7 @@ fn receive(socket: &OwnedFd) -> Option<Vec<u8>> {
 
 /// Returns the first message of a reply, or `None` if it is an error.
 fn answer(reply: &[u8]) -> Option<Message<'_>> {
-    Messages::new(reply).next().filter(is_of_nldev)
+    Messages(reply).next().filter(is_of_nldev)
 }
 
 /// Returns whether the message is of RDMA_NL_NLDEV, and not netlink's error or end of a list. Does

@@ -82,7 +82,7 @@ fn request(family: c_int) -> [u8; REQUEST] {
 /// Adds the connections in a datagram. Returns whether the datagram is the last one of the answer,
 /// or is not valid.
 fn is_last(datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
-    let mut messages = Messages::new(datagram);
+    let mut messages = Messages(datagram);
     for message in &mut messages {
         match i32::from(message.kind) {
             NLMSG_DONE | NLMSG_ERROR | NLMSG_OVERRUN => return true,
@@ -90,7 +90,7 @@ fn is_last(datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
             _ => {}
         }
     }
-    datagram.is_empty() || !messages.rest().is_empty()
+    datagram.is_empty() || !messages.0.is_empty()
 }
 
 /// Parses a connection: its inode and its numbers. Returns `None` if the message is too short, or
@@ -98,7 +98,7 @@ fn is_last(datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
 fn connection(message: &[u8]) -> Option<(u64, Counters)> {
     let (_, inode) = sock_diag::state_and_inode(message)?;
     let mut counters = Counters::default();
-    for attribute in Attributes::new(message.get(ANSWER..)?) {
+    for attribute in Attributes(message.get(ANSWER..)?) {
         match attribute.ok()? {
             (INET_DIAG_INFO, value) => counters.bytes = sock_diag::bytes(value),
             (INET_DIAG_SKMEMINFO, value) => counters.buffers = buffers(value),

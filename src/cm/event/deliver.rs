@@ -10,7 +10,6 @@ use crate::cm::{channel, connect, id, lookup, owned_id, params, qp, resolve};
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type;
 use crate::os::cancel::in_call;
-use crate::os::text;
 use crate::os::uapi::rdma_ucm_event_resp;
 
 use rdma_cm_event_type::*;
@@ -24,10 +23,7 @@ pub(super) unsafe fn deliver(event: &mut Event) -> Outcome {
     let raw = &event.raw;
     let kind = rdma_cm_event_type::from_number(raw.event);
     // SAFETY: `uid` is 0 or the address of a live group or id: guaranteed by the caller.
-    let Some((id, group)) = (unsafe { subject(raw, kind) }) else {
-        text::log_warning(format_args!("event {} for unknown id {} ignored", raw.event, raw.id));
-        return Outcome::Skip;
-    };
+    let Some((id, group)) = (unsafe { subject(raw, kind) }) else { return Outcome::Skip };
     event.public.id = id.as_c();
     event.public.event = raw.event;
     // A signed number that the kernel's structure declares as unsigned.

@@ -11,7 +11,6 @@ use libc::AF_INET6;
 
 use super::backlog::{Finished, Listening, Slot};
 use super::blocking::Wait;
-use super::connect::initiator_depth;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm::OwnedChannel;
 use crate::diag::Cause;
@@ -274,7 +273,7 @@ impl Stream {
         state.id()?.set_nonblocking()?;
         let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())?;
         state.key = Some(key);
-        let accepted = state.id().and_then(|id| id.connect_or_accept(false, initiator_depth(id), &offer));
+        let accepted = state.id().and_then(|id| id.connect_or_accept(false, &offer));
         drop(state);
         // Enable the descriptor without the lock: the event thread would find the stream busy, and
         // serve connections that are accepted later before it.

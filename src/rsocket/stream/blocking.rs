@@ -192,7 +192,7 @@ impl EventSource for Stream {
         }
         // Only the leader reads events, so one is still there. A thread that is cancelled after
         // reading it would never acknowledge it, and destroying the CQ would wait for ever.
-        // SAFETY: the channel is live while it has a leader, as above.
+        // SAFETY: the channel is live while it has a leader, which is this thread.
         cancel::disabled(|| unsafe { events.take() })
     }
 

@@ -20,7 +20,6 @@ use crate::os::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, RDMA_OPTION_ID, RDMA_
 use crate::rsocket::cm_id::{CmId, Event};
 use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::wire::{self, ConnData};
-use crate::verbs::IBV_TRANSPORT_IWARP;
 
 /// Time-out of the first attempt to resolve; it doubles with each further attempt.
 const FIRST_TIMEOUT_MS: u32 = 1000;
@@ -220,7 +219,7 @@ impl Stream {
             0
         };
         data[start..start + ConnData::LEN].copy_from_slice(&offer);
-        id.connect_or_accept(true, initiator_depth(id), &data[..start + ConnData::LEN])?;
+        id.connect_or_accept(true, &data[..start + ConnData::LEN])?;
         self.channel_fd.store(unconnected.channel.completions.fd(), Ordering::Relaxed);
         state.unconnected = Some(unconnected);
         Ok(())
@@ -468,12 +467,6 @@ impl State {
         let id = self.id()?;
         if event.kind == RDMA_CM_EVENT_ADDR_ERROR as u32 { id.resolve_addr(&dst, time) } else { id.resolve_route(time) }
     }
-}
-
-/// Returns the number of outstanding RDMA reads to request: none, except on iWARP, where one is
-/// needed to start the connection.
-pub(super) fn initiator_depth(id: &CmId) -> u8 {
-    u8::from(id.id().transport() == Some(IBV_TRANSPORT_IWARP))
 }
 
 /// Returns the error with which an event ends a connection, if it does. `RDMA_CM_EVENT_UNREACHABLE`

@@ -217,7 +217,7 @@ impl Unconnected {
         // On failure the variables are dropped in reverse order: the CQs before the channel.
         // SAFETY: the device is open as long as the domain lives, which outlives the connection.
         let completions = unsafe { CompletionChannel::new(context)? };
-        // SAFETY: the device stays open, as above; the channel is dropped after the CQs.
+        // SAFETY: the domain keeps the device open; the channel is dropped after the CQs.
         let (recv_cq, send_cq) = unsafe {
             let recv_cq = CompletionQueue::new(context, receives, &completions)?;
             (recv_cq, CompletionQueue::new(context, sends, &completions)?)

@@ -78,7 +78,7 @@ impl Stream {
             drop(guard);
             return Received::Data(read);
         }
-        // SAFETY: `start` is writable for `len` bytes, as above.
+        // SAFETY: `start` is not NULL, and writable for `len` bytes: guaranteed by the caller.
         unsafe { connection.read_some(start, len) }.map_or(Received::Unusual, Received::Data)
     }
 

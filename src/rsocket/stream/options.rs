@@ -47,12 +47,6 @@ pub(super) struct Options {
     pub route: Vec<u8>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options::new()
-    }
-}
-
 /// SO_LINGER. rclose(3) waits for sent data even without it: the data would be lost otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Linger {
@@ -63,8 +57,8 @@ pub(super) enum Linger {
     On(c_int),
 }
 
-impl Options {
-    pub fn new() -> Options {
+impl Default for Options {
+    fn default() -> Options {
         let defaults = defaults();
         Options {
             sq: defaults.sq,
@@ -92,7 +86,9 @@ impl Options {
             route: Vec::new(),
         }
     }
+}
 
+impl Options {
     /// setsockopt(2). `fixed`: the connection exists, and its buffer and queue sizes cannot change
     /// any more.
     pub fn set(&mut self, level: c_int, name: c_int, value: &[u8], fixed: bool) -> Result<()> {
@@ -192,7 +188,7 @@ impl Options {
 #[cfg(fuzzing)]
 pub fn after_calls<'a>(calls: impl Iterator<Item = (c_int, c_int, &'a [u8], bool)>) {
     use crate::rsocket::config::{MIN_SEND_BUFFER, SMALL_SEND_BUFFER};
-    let mut options = Options::new();
+    let mut options = Options::default();
     for (level, name, value, fixed) in calls {
         let before = (options.sq, options.rq, options.receive_buffer);
         let changed = options.set(level, name, value, fixed).is_ok();
@@ -279,7 +275,7 @@ mod tests {
 
     #[test]
     fn queue_sizes_fit_the_connection_data() {
-        let mut options = Options::new();
+        let mut options = Options::default();
         for (size, kept) in [(0x1_0000, 0xfffe), (0xffff, 0xfffe), (0xfffe, 0xfffe), (-1, 0)] {
             for name in [RDMA_SQSIZE, RDMA_RQSIZE, RDMA_INLINE] {
                 options.set(RDMA, name, &c_int::to_ne_bytes(size), false).unwrap();
@@ -291,7 +287,7 @@ mod tests {
     #[test]
     fn a_route_has_whole_path_records() {
         const PATH: usize = size_of::<crate::os::uapi::ibv_path_data>();
-        let set = |len| Options::new().set(RDMA, RDMA_ROUTE, &[0; 3 * PATH][..len], false);
+        let set = |len| Options::default().set(RDMA, RDMA_ROUTE, &[0; 3 * PATH][..len], false);
         assert_eq!((set(PATH), set(2 * PATH)), (Ok(()), Ok(())));
         for len in [0, PATH - 1, PATH + 1] {
             assert_eq!(set(len), Err(Errno::EINVAL));

@@ -301,7 +301,7 @@ fn socket(local: &SockAddr, remote: &SockAddr) -> Option<(u8, u32)> {
         next_symbol::close(fd);
         received
     });
-    let answer = Messages::new(answer.get(..received.ok()?)?).next().filter(|answer| answer.kind == BY_FAMILY)?;
+    let answer = Messages(answer.get(..received.ok()?)?).next().filter(|answer| answer.kind == BY_FAMILY)?;
     sock_diag::state_and_inode(answer.payload)
 }
 

@@ -122,7 +122,7 @@ pub enum Incoming<'a> {
 /// Returns the messages in a datagram from the kernel, except netlink control messages that are not
 /// errors.
 pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Incoming<'_>> {
-    Messages::new(datagram).filter_map(read)
+    Messages(datagram).filter_map(read)
 }
 
 fn read(message: Message<'_>) -> Option<Incoming<'_>> {
@@ -149,7 +149,7 @@ pub fn is_hello(message: &[u8]) -> bool {
 
 /// Parses a message of operation `op`. Unknown attributes are ignored.
 fn parse(message: &Message<'_>, op: u16) -> Option<KernelMessage> {
-    if Attributes::new(message.payload).any(|attribute| attribute.is_err()) {
+    if Attributes(message.payload).any(|attribute| attribute.is_err()) {
         return None;
     }
     let u16 = |kind| message.attribute(kind)?.try_into().ok().map(u16::from_ne_bytes);

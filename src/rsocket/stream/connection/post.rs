@@ -320,7 +320,7 @@ mod tests {
     }
 
     fn sizes(sq: u16, rq: u16, work_requests: u32, completions: u32) -> (u32, u32) {
-        let options = Options { sq, rq, ..Options::new() };
+        let options = Options { sq, rq, ..Options::default() };
         let limits = Limits { initiator_depth: 1, responder_resources: 1, work_requests, completions };
         let Sizes { sends, credits } = Sizes::new(&options, &limits);
         (sends, credits)
