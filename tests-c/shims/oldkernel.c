@@ -167,6 +167,9 @@ long syscall(long number, ...)
 	for (int i = 0; i < 6; i++)
 		arguments[i] = va_arg(list, long);
 	va_end(list);
+	/* The library makes its own sockets past librspreload. */
+	if (number == SYS_socket)
+		return socket((int)arguments[0], (int)arguments[1], (int)arguments[2]);
 	if (number == SYS_write)
 		return write_by(write_directly, (int)arguments[0], (const void *)arguments[1], (size_t)arguments[2]);
 	return next_syscall()(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
