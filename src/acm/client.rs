@@ -10,7 +10,7 @@
 //! while waiting, requests never share a connection, and fork() finds no lock held. The slot also
 //! stores which process opened the connection, and the kernel's name for the socket (SO_COOKIE). A
 //! child process neither uses nor closes its parent's connection. Nor does the process itself once
-//! the program has closed the descriptor: the number may belong to another file by then.
+//! the program has closed the descriptor, which may refer to another file by then.
 
 use std::ffi::c_int;
 use std::fs::OpenOptions;
@@ -183,20 +183,20 @@ impl Slot {
     /// Takes the connection out, if this process opened it and the descriptor still refers to it.
     fn take(&self) -> Option<OwnedFd> {
         let kept = self.kept.load(Ordering::Relaxed);
-        let number = kept as u32;
-        if kept == 0 || number == BUSY || process(kept) != std::process::id() || !self.reserve(kept) {
+        let fd = kept as u32;
+        if kept == 0 || fd == BUSY || process(kept) != std::process::id() || !self.reserve(kept) {
             return None;
         }
         let cookie = self.cookie.load(Ordering::Relaxed);
         self.kept.store(0, Ordering::Release);
-        let number = c_int::try_from(number).ok()?;
-        library_fds::unmark(number);
-        if library_fds::cookie(number) != Some(cookie) {
+        let fd = c_int::try_from(fd).ok()?;
+        library_fds::unmark(fd);
+        if library_fds::cookie(fd) != Some(cookie) {
             return None;
         }
         // SAFETY: put() gave up ownership of the descriptor, which is still open for the same
         // socket, and reserve() succeeds in one thread only.
-        Some(unsafe { OwnedFd::from_raw_fd(number) })
+        Some(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// Keeps the connection in the slot. Closes it if the slot is full or in use by another thread,
@@ -225,8 +225,8 @@ fn process(kept: u64) -> u32 {
     (kept >> 32) as u32
 }
 
-fn in_this_process(number: u32) -> u64 {
-    u64::from(std::process::id()) << 32 | u64::from(number)
+fn in_this_process(fd: u32) -> u64 {
+    u64::from(std::process::id()) << 32 | u64::from(fd)
 }
 
 impl Drop for Slot {
@@ -264,11 +264,11 @@ mod tests {
     fn slot_keeps_one() {
         let slot = Slot::new();
         assert!(slot.take().is_none());
-        let fd = socket();
-        let number = fd.as_raw_fd();
-        slot.put(fd);
+        let kept = socket();
+        let fd = kept.as_raw_fd();
+        slot.put(kept);
         slot.put(socket());
-        assert_eq!(slot.take().unwrap().as_raw_fd(), number);
+        assert_eq!(slot.take().unwrap().as_raw_fd(), fd);
         assert!(slot.take().is_none());
     }
 
@@ -281,33 +281,33 @@ mod tests {
         assert!(slot.take().is_none());
         assert!(slot.take().is_none());
         // SAFETY: asks only whether the descriptor is open.
-        assert!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) } >= 0, "closed the number of another process");
+        assert!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) } >= 0, "closed the descriptor of another process");
     }
 
     #[test]
     fn connection_of_another_process_is_replaced() {
         let slot = Slot::new();
-        for number in [7, BUSY] {
-            slot.kept.store((u64::from(std::process::id() + 1) << 32) | u64::from(number), Ordering::Relaxed);
-            let fd = socket();
-            let number = fd.as_raw_fd();
-            slot.put(fd);
-            assert_eq!(slot.take().unwrap().as_raw_fd(), number);
+        for fd in [7, BUSY] {
+            slot.kept.store((u64::from(std::process::id() + 1) << 32) | u64::from(fd), Ordering::Relaxed);
+            let kept = socket();
+            let fd = kept.as_raw_fd();
+            slot.put(kept);
+            assert_eq!(slot.take().unwrap().as_raw_fd(), fd);
         }
     }
 
     #[test]
     fn descriptor_of_another_file_is_neither_used_nor_closed() {
         let slot = Slot::new();
-        let fd = socket();
-        let number = fd.as_raw_fd();
-        slot.put(fd);
+        let kept = socket();
+        let fd = kept.as_raw_fd();
+        slot.put(kept);
         let another = socket();
-        // SAFETY: the number was given to the slot; it is another socket's from now on.
-        assert_eq!(unsafe { libc::dup2(another.as_raw_fd(), number) }, number);
+        // SAFETY: the descriptor was given to the slot; it is another socket's from now on.
+        assert_eq!(unsafe { libc::dup2(another.as_raw_fd(), fd) }, fd);
         assert!(slot.take().is_none());
-        // SAFETY: `number` was opened by dup2 above and belongs to nobody else.
-        drop(unsafe { OwnedFd::from_raw_fd(number) });
+        // SAFETY: `fd` was opened by dup2 above and belongs to nobody else.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
         assert!(slot.take().is_none());
         slot.put(another);
         assert!(slot.take().is_some());

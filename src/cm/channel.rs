@@ -65,7 +65,7 @@ impl Drop for OwnedChannel {
     fn drop(&mut self) {
         // SAFETY: from Box::leak in `create_with`, and nothing else uses it (`from_c`).
         let channel = unsafe { Box::from_raw(self.0.as_ptr()) };
-        // SAFETY: closing a number is harmless to memory; the channel owned it.
+        // SAFETY: closing a descriptor is harmless to memory; the channel owned it.
         disabled(|| unsafe { libc::close(channel.fd) });
     }
 }

@@ -350,7 +350,7 @@ impl Pair {
 
     /// Destroys the CQ. Returns whether this failed because the CQ's device is gone. After any
     /// other error the channel's descriptor is not closed: the program may have closed the
-    /// library's descriptors (closefrom(3)), and the numbers may belong to its files.
+    /// library's descriptors (closefrom(3)) and reused them for its files.
     fn destroy_cq(&self) -> bool {
         // SAFETY: an id's CQ is live until it leaves its field; `destroy_cqs` has taken it once.
         NonNull::new(self.cq).is_some_and(|cq| unsafe { verbs::destroy_cq(cq) }.is_err_and(|error| error == Errno::EIO))

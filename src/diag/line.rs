@@ -99,8 +99,7 @@ impl Line {
                     close(fd);
                 }
             }
-            // If the program has closed its standard error, the number may be that of a descriptor
-            // of the library.
+            // If the program has closed its standard error, the descriptor may be the library's.
             _ if library_fds::is_own(libc::STDERR_FILENO) => {}
             _ => {
                 let stamp = if shows_time() { stamp() } else { FixedString::empty() };

@@ -1,10 +1,10 @@
 //! The descriptors that the library has opened for itself.
 //!
-//! A program under librspreload.so does not know of these descriptors, and may close every
-//! descriptor number. Before librspreload closes a descriptor that is none of its sockets, it asks
-//! whether the descriptor is marked here (`rgetsockopt`, [`base::private`]); marked descriptors
-//! stay open. Some programs can only use small numbers, for example with select(2): at the request
-//! of librspreload (`rsetsockopt`), the library moves its descriptors above a limit.
+//! A program under librspreload.so does not know of these descriptors, and may close every possible
+//! descriptor. Before librspreload closes a descriptor that is none of its sockets, it asks whether
+//! the descriptor is marked here (`rgetsockopt`, [`base::private`]); marked descriptors stay open.
+//! Some programs can only use low descriptors, for example with select(2): at the request of
+//! librspreload (`rsetsockopt`), the library moves its descriptors above a limit.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -16,15 +16,14 @@ use base::raised_limit::RaisedLimit;
 use crate::errno::{Errno, Result};
 use crate::os::event;
 
-/// The kernel's usual limit for a process (fs.nr_open). Descriptors with greater numbers are not
-/// marked.
+/// The kernel's usual limit for a process (fs.nr_open). Greater descriptors are not marked.
 const MAX_FDS: usize = 1 << 20;
 
 /// One bit for each descriptor, changed only by the thread that opens or closes the descriptor. No
-/// lock is needed, because the kernel hands out a number again only after it was closed.
+/// lock is needed, because the kernel reuses a descriptor only after it was closed.
 static MARKS: [AtomicU64; MAX_FDS / 64] = [const { AtomicU64::new(0) }; MAX_FDS / 64];
 
-/// Returns the word and the bit of a descriptor; `None` if its number is out of range.
+/// Returns the word and the bit of a descriptor; `None` if the descriptor is out of range.
 fn mark_of(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
     Some((MARKS.get(fd / 64)?, 1 << (fd % 64)))
@@ -35,10 +34,10 @@ pub fn marks() -> base::private::Marks {
     base::private::Marks { words: MARKS.as_ptr(), count: MARKS.len() }
 }
 
-/// Lowest number of the library's descriptors, as long as numbers above it are free. 0: any number.
+/// Lowest descriptor for the library, as long as descriptors above it are free. 0: no limit.
 static FLOOR: AtomicI32 = AtomicI32::new(0);
 
-/// Reserves the small numbers for the program from now on.
+/// Reserves the low descriptors for the program from now on.
 pub fn reserve_low_fds() {
     if FLOOR.load(Ordering::Relaxed) == 0 {
         let limit = base::raised_limit::limits();
@@ -46,8 +45,8 @@ pub fn reserve_low_fds() {
     }
 }
 
-/// Moves a new descriptor of the library above the numbers that are reserved for the program, if
-/// possible, and marks it. Returns its number.
+/// Moves a new descriptor of the library above those reserved for the program, if possible, and
+/// marks it. Returns the descriptor that is marked.
 pub fn relocate_fd(fd: RawFd) -> RawFd {
     let floor = FLOOR.load(Ordering::Relaxed);
     let moved = if fd < floor { duplicate_from(fd, floor) } else { -1 };
@@ -61,7 +60,7 @@ pub fn relocate_fd(fd: RawFd) -> RawFd {
     moved
 }
 
-/// Duplicates a descriptor. Returns a number of at least `floor`, or -1 if none is free there. The
+/// Duplicates a descriptor. Returns a descriptor of at least `floor`, or -1 if none is free there. The
 /// soft limit is raised for a moment if `floor` is beyond it.
 fn duplicate_from(fd: RawFd, floor: RawFd) -> RawFd {
     // SAFETY: no pointers.
@@ -82,7 +81,7 @@ pub fn in_child() {
     RAISED.in_child();
 }
 
-/// Calls [`relocate_fd`] for a descriptor in a structure, and stores the new number there.
+/// Calls [`relocate_fd`] for a descriptor in a structure, and stores the new descriptor there.
 ///
 /// # Safety
 /// `fd` is valid for reads and writes.
@@ -106,7 +105,7 @@ pub fn unmark(fd: RawFd) {
 }
 
 /// Returns whether the library has opened the descriptor and not closed it. Removes the mark of a
-/// number that now belongs to a file of the program.
+/// descriptor that the program has reused for a file.
 pub fn is_own(fd: RawFd) -> bool {
     if mark_of(fd).is_none_or(|(word, bit)| word.load(Ordering::Relaxed) & bit == 0) {
         return false;
@@ -137,7 +136,7 @@ fn status(fd: RawFd) -> Option<libc::stat> {
 
 /// Returns whether the file behind `fd` is of a kind that the library never keeps open. Then the
 /// library's descriptor was closed by a call that is not intercepted, such as close_range(2) in a
-/// child, and the number was reused.
+/// child, and was reused.
 fn is_file_or_pipe(fd: RawFd) -> bool {
     let Some(status) = status(fd) else { return false };
     match status.st_mode & libc::S_IFMT {
@@ -174,7 +173,7 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> RawFd {
 
 /// Returns the kernel's unique number for the socket behind `fd` (SO_COOKIE); `None` if it is not a
 /// socket or the kernel is older than 4.12. A program that closes all descriptors (closefrom(3))
-/// closes the library's as well, and may reuse their numbers: compare the cookie before using or
+/// closes the library's as well, and may reuse them: compare the cookie before using or
 /// closing a socket that the library keeps longer than the program's objects.
 pub fn cookie(fd: RawFd) -> Option<u64> {
     let mut cookie = 0u64;
@@ -199,14 +198,14 @@ impl OwnFd {
         if result < 0 { Err(Errno::last()) } else { Ok(OwnFd(relocate_fd(result))) }
     }
 
-    /// Releases a descriptor that the program has closed, without closing it: the number may belong
-    /// to a file of the program.
+    /// Releases a descriptor that the program has closed, without closing it: it may refer to
+    /// a file of the program by now.
     pub fn forget(self) {
         unmark(self.0);
         std::mem::forget(self);
     }
 
-    /// Takes over a descriptor without changing its number.
+    /// Takes over a descriptor without moving it.
     ///
     /// # Safety
     /// `fd` is an open descriptor that nothing else closes.
@@ -215,8 +214,8 @@ impl OwnFd {
         OwnFd(fd)
     }
 
-    /// Returns the number of the descriptor, which stays open and marked.
-    pub fn into_number(self) -> RawFd {
+    /// Returns the descriptor, which stays open and marked.
+    pub fn into_fd(self) -> RawFd {
         std::mem::ManuallyDrop::new(self).0
     }
 
@@ -246,7 +245,7 @@ mod tests {
 
     /// Runs in a child, because the setting cannot be undone.
     #[test]
-    fn low_numbers_are_left_to_the_program() {
+    fn low_descriptors_are_left_to_the_program() {
         // SAFETY: the child makes system calls only, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -268,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_file_keeps_the_flags_of_its_number() {
+    fn a_replaced_file_keeps_the_flags_of_its_descriptor() {
         for flags in [0, libc::EFD_CLOEXEC, libc::EFD_NONBLOCK] {
             // SAFETY: plain system calls.
             let (fd, new) = unsafe { (libc::eventfd(0, flags), OwnFd::new(libc::eventfd(7, 0)).unwrap()) };
@@ -287,10 +286,10 @@ mod tests {
     #[test]
     fn cookies_differ() {
         let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (number, copy) = (one.as_raw_fd(), one.try_clone().unwrap());
-        assert!(cookie(number).is_some());
-        assert_eq!(cookie(number), cookie(copy.as_raw_fd()));
-        assert_ne!(cookie(number), cookie(other.as_raw_fd()));
+        let (fd, copy) = (one.as_raw_fd(), one.try_clone().unwrap());
+        assert!(cookie(fd).is_some());
+        assert_eq!(cookie(fd), cookie(copy.as_raw_fd()));
+        assert_ne!(cookie(fd), cookie(other.as_raw_fd()));
         assert_eq!(cookie(-1), None);
         assert_eq!(cookie(std::fs::File::open("/proc/self/stat").unwrap().as_raw_fd()), None);
     }
@@ -298,25 +297,25 @@ mod tests {
     #[test]
     fn marked_while_open() {
         // SAFETY: plain system call.
-        let fd = OwnFd::new(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).unwrap();
-        let number = fd.as_raw_fd();
-        assert!(is_own(number) && !is_own(-1) && !is_own(RawFd::MAX));
+        let owned = OwnFd::new(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) }).unwrap();
+        let fd = owned.as_raw_fd();
+        assert!(is_own(fd) && !is_own(-1) && !is_own(RawFd::MAX));
         // SAFETY: the words are static.
         let has_mark = |fd| unsafe { marks().has(fd) };
-        assert!(has_mark(number) && !has_mark(-1) && !has_mark(RawFd::MAX));
-        drop(fd);
-        assert!(!is_own(number) && !has_mark(number));
+        assert!(has_mark(fd) && !has_mark(-1) && !has_mark(RawFd::MAX));
+        drop(owned);
+        assert!(!is_own(fd) && !has_mark(fd));
         assert!(OwnFd::new(-1).is_err());
     }
 
     #[test]
-    fn another_file_under_a_marked_number() {
+    fn another_file_under_a_marked_descriptor() {
         let file = std::fs::File::open("/proc/self/stat").unwrap();
-        let number = file.as_raw_fd();
-        mark(number);
-        assert!(!is_own(number));
+        let fd = file.as_raw_fd();
+        mark(fd);
+        assert!(!is_own(fd));
         // The mark was removed.
         drop(file);
-        assert!(!is_own(number));
+        assert!(!is_own(fd));
     }
 }

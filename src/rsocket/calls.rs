@@ -1,4 +1,4 @@
-//! The r* calls: each looks up the object of a descriptor number, and calls its method.
+//! The r* calls: each looks up the object of a descriptor and calls a method of the object.
 
 use std::ffi::{c_int, c_short};
 use std::mem::{self, MaybeUninit};
@@ -24,7 +24,7 @@ use crate::os::mark::Mark;
 use crate::os::sockaddr::{AF_IB, SockAddr};
 use crate::os::{cancel, event, library_fds};
 
-/// The object behind a descriptor number.
+/// The object behind a descriptor.
 #[derive(Clone)]
 enum Object {
     Socket(Socket),
@@ -42,7 +42,7 @@ impl Object {
     }
 }
 
-/// The object behind the descriptor number of an rsocket.
+/// The object behind the descriptor of an rsocket.
 #[derive(Clone)]
 enum Socket {
     Stream(Arc<Stream>),
@@ -101,7 +101,7 @@ fn register(fd: c_int, object: Object) -> Result<c_int> {
     pinned_budget::set_reclaim(&RECLAIM);
     let previous = try_arc(object.clone()).and_then(|new| TABLE.insert(fd, new)).inspect_err(|_| _ = object.close())?;
     // The program has closed the descriptor of a previous object with close(2), not rclose(3). The
-    // previous object is leaked: dropping it would close the number, and destroy the kernel object
+    // previous object is leaked: dropping it would close the descriptor and destroy the kernel object
     // behind it, which both belong to the new object now.
     mem::forget(previous);
     Ok(fd)
@@ -182,7 +182,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
 
 /// rclose(3).
 pub fn close(fd: c_int) -> Result<()> {
-    // Removed from the table first: the number may be reused as soon as it is closed.
+    // Removed from the table first: the descriptor may be reused as soon as it is closed.
     cancel::never(|| TABLE.remove(fd).ok_or(Errno::EBADF)?.close())
 }
 
@@ -497,9 +497,9 @@ fn epoll(fd: c_int) -> Result<Arc<Epoll>> {
 fn hand_over(fd: c_int, value: &[u8]) -> Result<()> {
     let int = |at: usize| stream::number(value.get(at..).unwrap_or_default());
     let member = int(mem::offset_of!(private::Handover, member))?;
-    let number = int(mem::offset_of!(private::Handover, fd))?;
+    let new = int(mem::offset_of!(private::Handover, fd))?;
     let epfd = int(mem::offset_of!(private::Handover, epfd))?;
-    epoll(fd)?.hand_over(member, number, epfd)
+    epoll(fd)?.hand_over(member, new, epfd)
 }
 
 /// repoll_ctl(3).

@@ -164,7 +164,7 @@ impl CmId {
     /// the old one, which is no longer used.
     pub fn relocate(&mut self, key: reactor::Key) -> Result<OwnFd> {
         let old = self.fd();
-        let new = OwnFd::duplicate(old)?.into_number();
+        let new = OwnFd::duplicate(old)?.into_fd();
         if let Err(error) = reactor::set_fd(key, new) {
             library_fds::close(new);
             return Err(error);

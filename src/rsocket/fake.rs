@@ -225,7 +225,7 @@ impl Pollable for Fake {
     }
 }
 
-/// The rsockets of a process. Their numbers exceed those of all descriptors.
+/// The rsockets of a process. Their descriptors are greater than any that the kernel assigns.
 #[derive(Default)]
 pub struct Table(Mutex<HashMap<c_int, Arc<Fake>>>);
 

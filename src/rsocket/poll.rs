@@ -141,7 +141,7 @@ fn count(ready: usize) -> c_int {
 
 /// The rsocket of an entry of the program's list, if there is one.
 struct Member {
-    /// `None` for a descriptor of the kernel's, and for a negative number.
+    /// `None` for a descriptor of the kernel, and for a negative one.
     rsocket: Option<Arc<dyn Pollable>>,
     /// Whether to poll the rsocket. Not if it was armed and has been neither readable nor notified
     /// since then: it has not changed.

@@ -142,13 +142,13 @@ mod tests {
     #[test]
     fn each_thread_and_each_nested_wait_has_its_own_waiter() {
         let outer = Waiting::begin().unwrap();
-        let number = outer.descriptor();
+        let fd = outer.descriptor();
         let nested = Waiting::begin().unwrap();
-        assert_ne!(nested.descriptor(), number);
+        assert_ne!(nested.descriptor(), fd);
         drop(nested);
         drop(outer);
-        assert_eq!(Waiting::begin().unwrap().descriptor(), number);
-        std::thread::spawn(move || assert_ne!(Waiting::begin().unwrap().descriptor(), number)).join().unwrap();
+        assert_eq!(Waiting::begin().unwrap().descriptor(), fd);
+        std::thread::spawn(move || assert_ne!(Waiting::begin().unwrap().descriptor(), fd)).join().unwrap();
     }
 
     #[test]

@@ -48,17 +48,17 @@ fn kernel(fds: [&[RawFd]; 3], mut timeout: timeval) -> Got {
     if count < 0 { Err(Errno::last()) } else { Ok((count, sets.map(|set| members(&set)))) }
 }
 
-/// Returns an rsocket whose number is that of an open descriptor.
+/// Returns an rsocket whose descriptor is that of an open eventfd.
 fn rsocket() -> (Table, Arc<Fake>, EventFd, RawFd) {
-    let (table, fake, number) = (Table::default(), Fake::new(), EventFd::new().unwrap());
-    let fd = number.as_raw_fd();
+    let (table, fake, eventfd) = (Table::default(), Fake::new(), EventFd::new().unwrap());
+    let fd = eventfd.as_raw_fd();
     table.insert(fd, &fake);
-    (table, fake, number, fd)
+    (table, fake, eventfd, fd)
 }
 
 #[test]
 fn rsockets_are_reported_in_each_set() {
-    let (table, fake, _number, fd) = rsocket();
+    let (table, fake, _eventfd, fd) = rsocket();
     assert_eq!(ours(&table, [&[fd], &[fd], &[fd]], Some(time(0, 0))), Ok((0, [vec![], vec![], vec![]])));
     fake.complete(Change::Data);
     assert_eq!(ours(&table, [&[fd], &[fd], &[fd]], None), Ok((1, [vec![fd], vec![], vec![]])));
@@ -71,7 +71,7 @@ fn rsockets_are_reported_in_each_set() {
 
 #[test]
 fn a_lost_peer_is_not_an_exceptional_condition() {
-    let (table, fake, _number, fd) = rsocket();
+    let (table, fake, _eventfd, fd) = rsocket();
     fake.complete(Change::Error);
     let start = Instant::now();
     assert_eq!(ours(&table, [&[], &[], &[fd]], Some(time(0, 20_000))), Ok((0, [vec![], vec![], vec![]])));
@@ -80,7 +80,7 @@ fn a_lost_peer_is_not_an_exceptional_condition() {
 
 #[test]
 fn wakes_for_an_rsocket() {
-    let (table, fake, _number, fd) = rsocket();
+    let (table, fake, _eventfd, fd) = rsocket();
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| ours(&table, [&[fd], &[], &[]], None));
         fake.await_armed();
@@ -96,7 +96,7 @@ fn wakes_for_an_rsocket() {
 
 #[test]
 fn an_rsocket_that_is_handed_over_fails_with_an_error_that_is_not_logged() {
-    let (table, fake, _number, fd) = rsocket();
+    let (table, fake, _eventfd, fd) = rsocket();
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| ours(&table, [&[fd], &[], &[]], None));
         fake.await_armed();
@@ -110,7 +110,7 @@ fn an_rsocket_that_is_handed_over_fails_with_an_error_that_is_not_logged() {
 
 #[test]
 fn errors_leave_the_sets_unchanged() {
-    let (table, fake, _number, fd) = rsocket();
+    let (table, fake, _eventfd, fd) = rsocket();
     fake.complete(Change::Data);
     let mut read = set(&[fd, 8000]);
     let before = read;
@@ -125,7 +125,7 @@ fn errors_leave_the_sets_unchanged() {
 
 #[test]
 fn descriptors_from_nfds_on_are_ignored() {
-    let (table, fake, _number, fd) = rsocket();
+    let (table, fake, _eventfd, fd) = rsocket();
     fake.complete(Change::Data);
     let mut read = set(&[fd]);
     let mut sets = Sets { read: Some(&mut read), ..Sets::default() };
@@ -150,7 +150,7 @@ fn sets_may_be_larger_than_fd_setsize() {
 
 #[test]
 fn the_timeout_is_updated_to_the_time_left() {
-    let (table, fake, _number, fd) = rsocket();
+    let (table, fake, _eventfd, fd) = rsocket();
     fake.complete(Change::Data);
     let mut left = time(100, 0);
     let mut read = set(&[fd]);
@@ -207,7 +207,7 @@ fn matches_the_kernels_select() {
     let zoo = Zoo::new();
     let fds = zoo.fds.clone();
     let subset = move || prop::sample::subsequence(fds.clone(), 0..=fds.len());
-    let (table, _fake, _number, own) = rsocket();
+    let (table, _fake, _eventfd, own) = rsocket();
     let some = (subset(), subset(), subset(), any::<bool>());
     proptest!(|((read, write, except, with_rsocket) in some)| {
         let expected = kernel([&read, &write, &except], time(0, 0));

@@ -48,7 +48,7 @@ fn table() -> Option<&'static Table> {
         table = match TABLE.compare_exchange(ptr::null_mut(), new, Release, Acquire) {
             Ok(_) => {
                 // The descriptor stays open, so that rsstat finds the file.
-                fd.into_iter().for_each(|fd| library_fds::set_table(fd.into_number()));
+                fd.into_iter().for_each(|fd| library_fds::set_table(fd.into_fd()));
                 new
             }
             // Another thread was faster.

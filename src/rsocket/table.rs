@@ -1,4 +1,4 @@
-//! The objects of the library by descriptor number: a lock-free table for all possible numbers.
+//! The objects of the library by descriptor: a lock-free table for all possible descriptors.
 //!
 //! [`Table::get`] runs at the start of most calls, also in signal handlers: it neither waits nor
 //! allocates. It pins the slot while it takes a reference to the object. A thread that takes an
@@ -29,12 +29,12 @@ use crate::os::sync::{
 const FIRST: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
 /// Number of words that fill a slot up to the size of a cache line.
 const REST_OF_LINE: usize = 64 / size_of::<usize>() - 2;
-/// Number of chunks. 26 are sufficient for all descriptor numbers; 32 cover every result of `ilog2`
-/// in [`chunk_of`], so that an index needs no check.
+/// Number of chunks. 26 are sufficient for all descriptors; 32 cover every result of `ilog2` in
+/// [`chunk_of`], so that an index needs no check.
 const CHUNKS: usize = 32;
 
-/// The slot of a descriptor number. As large as a cache line, so that threads that use other
-/// numbers write to other cache lines.
+/// The slot of a descriptor. As large as a cache line, so that threads that use other descriptors
+/// write to other cache lines.
 struct Slot<T> {
     /// Number of readers that may have loaded `object` without having taken a reference yet.
     pins: AtomicUsize,
@@ -126,10 +126,10 @@ impl<T> Drop for Pinned<'_, T> {
     }
 }
 
-/// Objects by descriptor number. Intended for statics: chunks are never freed.
+/// Objects by descriptor. Intended for statics: chunks are never freed.
 pub struct Table<T> {
     /// For each chunk, the address of a slot 0 at the right distance before the chunk's first slot,
-    /// so that a descriptor number is the index of its slot; null without a chunk.
+    /// so that a descriptor is the index of its slot; null without a chunk.
     origins: [AtomicPtr<Slot<T>>; CHUNKS],
 }
 
@@ -143,9 +143,9 @@ impl<T: Send + Sync> Table<T> {
     /// Makes `object` the object of `fd`. Returns the previous one, whose descriptor the program
     /// closed without the library.
     pub fn insert(&self, fd: c_int, object: Arc<T>) -> Result<Option<Arc<T>>> {
-        let number = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
+        let index = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
         if self.slot(fd).is_none() {
-            self.grow(chunk_of(number))?;
+            self.grow(chunk_of(index))?;
         }
         let slot = self.slot(fd).ok_or(Errno::ENOMEM)?;
         Ok(slot.swap(Arc::into_raw(object).cast_mut()))
@@ -167,7 +167,7 @@ impl<T: Send + Sync> Table<T> {
         self.slot(fd)?.swap(ptr::null_mut())
     }
 
-    /// Calls `each` with every object, in ascending order of the numbers.
+    /// Calls `each` with every object, in ascending order of the descriptors.
     pub fn for_each(&self, mut each: impl FnMut(Arc<T>)) {
         for chunk in 0..CHUNKS {
             for slot in self.chunk(chunk) {
@@ -200,11 +200,11 @@ impl<T: Send + Sync> Table<T> {
 
     #[inline]
     fn slot(&self, fd: c_int) -> Option<&Slot<T>> {
-        let number = u32::try_from(fd).ok()?;
-        let origin = NonNull::new(self.origins[chunk_of(number)].load(Ordering::Acquire))?;
-        let slot = origin.as_ptr().wrapping_add(number as usize);
-        // SAFETY: `grow` has published the slots of the chunk, which are never freed, and this
-        // number's is among them.
+        let index = u32::try_from(fd).ok()?;
+        let origin = NonNull::new(self.origins[chunk_of(index)].load(Ordering::Acquire))?;
+        let slot = origin.as_ptr().wrapping_add(index as usize);
+        // SAFETY: `grow` has published the slots of the chunk, which are never freed, and the slot
+        // of `fd` is among them.
         unsafe {
             // The compiler does not know that the slot is not null, and would test it.
             assert_unchecked(!slot.is_null());
@@ -217,8 +217,8 @@ impl<T: Send + Sync> Table<T> {
         if origin.is_null() {
             return &[];
         }
-        // SAFETY: `grow` has published `FIRST << chunk` slots from this number on, which are never
-        // freed.
+        // SAFETY: `grow` has published `FIRST << chunk` slots from index `start(chunk)` on, which
+        // are never freed.
         unsafe { std::slice::from_raw_parts(origin.wrapping_add(start(chunk)), FIRST << chunk) }
     }
 
@@ -246,13 +246,13 @@ fn allocate<T>(layout: Layout, _count: usize) -> Result<NonNull<Slot<T>>> {
     NonNull::new(unsafe { alloc_zeroed(layout) }.cast()).ok_or(Errno::ENOMEM)
 }
 
-/// Returns the chunk of a number.
+/// Returns the chunk of the slot with this index, which is the descriptor.
 #[inline]
-fn chunk_of(number: u32) -> usize {
-    (number / FIRST as u32 + 1).ilog2() as usize
+fn chunk_of(index: u32) -> usize {
+    (index / FIRST as u32 + 1).ilog2() as usize
 }
 
-/// Returns the number of the first slot of a chunk.
+/// Returns the index of the first slot of a chunk.
 fn start(chunk: usize) -> usize {
     FIRST * ((1 << chunk) - 1)
 }
@@ -265,14 +265,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_has_a_slot() {
-        for (number, chunk) in [(0, 0), (63, 0), (64, 1), (191, 1), (192, 2)] {
-            assert_eq!(chunk_of(number), chunk);
+    fn every_descriptor_has_a_slot() {
+        for (index, chunk) in [(0, 0), (63, 0), (64, 1), (191, 1), (192, 2)] {
+            assert_eq!(chunk_of(index), chunk);
         }
         assert_eq!(chunk_of(c_int::MAX as u32), 25);
-        for number in 0..100_000 {
-            let chunk = chunk_of(number);
-            assert!((start(chunk)..start(chunk) + (FIRST << chunk)).contains(&(number as usize)));
+        for index in 0..100_000 {
+            let chunk = chunk_of(index);
+            assert!((start(chunk)..start(chunk) + (FIRST << chunk)).contains(&(index as usize)));
         }
     }
 
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn for_each_takes_no_memory() {
         let table = Table::<c_int>::new();
-        // The chunk of this number has 2 MB.
+        // The chunk with the slot of this descriptor has 2 MB.
         let fd = 40_000;
         drop(table.insert(fd, Arc::new(1)).unwrap());
         let slot = ptr::from_ref(table.slot(fd).unwrap()).addr();
@@ -342,7 +342,8 @@ mod tests {
         assert!(anonymous_kb(slot).unwrap() < before + 1000, "{before} kB before");
     }
 
-    /// Readers find either the object of a number or nothing while other threads insert and remove.
+    /// Readers find either the object of a descriptor or nothing while other threads insert and
+    /// remove objects.
     #[test]
     fn concurrent_readers_and_writers() {
         const ROUNDS: usize = 20_000;
@@ -404,8 +405,8 @@ mod models {
         Arc::new(Table { origins })
     }
 
-    /// Runs `first` and `second` concurrently on a table with 1 as object of number 0, then empties
-    /// it.
+    /// Runs `first` and `second` concurrently on a table with 1 as object of descriptor 0, then
+    /// empties the table.
     fn run_concurrently(first: fn(&Table<u32>), second: fn(&Table<u32>)) {
         loom::model(move || {
             let table = table();

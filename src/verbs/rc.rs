@@ -84,17 +84,17 @@ impl CompletionChannel {
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
-    /// Moves the channel to a new descriptor. Returns the old number, for which other threads may
-    /// still wait: it now refers to a file that never becomes readable.
-    pub fn move_to_new_number(&mut self) -> Result<OwnFd> {
-        let number = self.fd();
-        let moved = OwnFd::duplicate(number)?;
-        library_fds::replace(number, EventFd::new()?)?;
+    /// Moves the channel to a new descriptor. Returns the old descriptor, for which other threads
+    /// may still wait: it now refers to a file that never becomes readable.
+    pub fn move_to_new_fd(&mut self) -> Result<OwnFd> {
+        let fd = self.fd();
+        let moved = OwnFd::duplicate(fd)?;
+        library_fds::replace(fd, EventFd::new()?)?;
         // SAFETY: the channel is live, and no other thread uses it (`&mut self`). The channel
         // closes the new descriptor when it is destroyed.
-        unsafe { (*self.channel.as_ptr()).fd = moved.into_number() };
+        unsafe { (*self.channel.as_ptr()).fd = moved.into_fd() };
         // SAFETY: the channel no longer closes the old descriptor.
-        Ok(unsafe { OwnFd::adopt(number) })
+        Ok(unsafe { OwnFd::adopt(fd) })
     }
 
     /// Returns a handle with which a thread can wait without `self`.

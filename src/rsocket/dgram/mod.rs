@@ -75,8 +75,8 @@ struct State {
     /// Local addresses for which no port could be created.
     refusals: Refusals,
     ports: Vec<Port>,
-    /// Keep the descriptor numbers of removed ports in use, because other threads may still wait
-    /// for these numbers. They are never readable.
+    /// The descriptors of removed ports, which are never readable. Kept open, because other threads
+    /// may still wait for them.
     replaced_fds: Vec<OwnFd>,
     /// Received datagrams that were not read yet, and the memory that their copies use.
     queue: VecDeque<Datagram>,

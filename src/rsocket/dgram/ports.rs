@@ -110,7 +110,7 @@ impl Dgram {
             state.replaced_fds.clear();
         }
         while let Some(index) = state.ports.iter().position(|port| port.broken) {
-            // Threads that wait for the descriptors may use their numbers until they are notified.
+            // Threads that wait for the descriptors may use them until they are notified.
             if !self.watchers.is_empty() && state.replace_fd(index).is_err() {
                 return;
             }
@@ -219,10 +219,10 @@ impl State {
         true
     }
 
-    /// Moves the channel of a port to another descriptor, and keeps the old number in use.
+    /// Moves the channel of a port to another descriptor, and keeps the old descriptor open.
     fn replace_fd(&mut self, index: usize) -> Result<()> {
         self.replaced_fds.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        self.replaced_fds.push(self.ports[index].channel.move_to_new_number()?);
+        self.replaced_fds.push(self.ports[index].channel.move_to_new_fd()?);
         Ok(())
     }
 

@@ -157,7 +157,7 @@ impl Member {
         u64::from(self.serial) << 32 | u64::from(self.fd as u32)
     }
 
-    /// Returns the descriptor number in a key.
+    /// Returns the descriptor in a key.
     pub fn fd_from_key(key: u64) -> c_int {
         key as u32 as c_int
     }

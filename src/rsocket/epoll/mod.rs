@@ -51,11 +51,11 @@ type Members = Numbered<c_int, Arc<Member>>;
 /// The object behind repoll_create().
 pub struct Epoll {
     /// The program's descriptor of the main epoll, until it is closed.
-    number: Mutex<Option<KernelEpoll>>,
-    /// The number of this descriptor.
+    program_fd: Mutex<Option<KernelEpoll>>,
+    /// The program's descriptor as an integer, also after it was closed.
     pub fd: RawFd,
-    /// The library's own descriptor of the main epoll: the program's descriptor may be closed, and
-    /// its number reused, while threads are about to enter the kernel.
+    /// The library's own descriptor of the main epoll: the program's descriptor may be closed and
+    /// reused while threads are about to enter the kernel.
     main: KernelEpoll,
     /// Contains the members that are not rsockets.
     ordinary: KernelEpoll,
@@ -72,11 +72,11 @@ pub struct Epoll {
 impl Epoll {
     /// repoll_create(). `flags` may be EPOLL_CLOEXEC; O_NONBLOCK is ignored.
     pub fn create(flags: c_int) -> Result<Arc<Epoll>> {
-        let number = KernelEpoll::new(flags & !libc::O_NONBLOCK)?;
+        let program_fd = KernelEpoll::new(flags & !libc::O_NONBLOCK)?;
         let epoll = try_arc(Epoll {
-            fd: number.as_raw_fd(),
-            main: number.duplicate()?,
-            number: Mutex::new(Some(number)),
+            fd: program_fd.as_raw_fd(),
+            main: program_fd.duplicate()?,
+            program_fd: Mutex::new(Some(program_fd)),
             ordinary: KernelEpoll::new(libc::EPOLL_CLOEXEC)?,
             queue: Queue::new()?,
             members: Mutex::default(),
@@ -156,14 +156,14 @@ impl Epoll {
         Ok(())
     }
 
-    /// Removes the member `fd` and adds `number`, a kernel descriptor, to `epfd`, a kernel epoll of
+    /// Removes the member `fd` and adds `new`, a kernel descriptor, to `epfd`, a kernel epoll of
     /// the program, with the member's event. No other thread can change or remove the member or
-    /// `number` between the two steps. Does nothing if `fd` is not a member.
-    pub fn hand_over(&self, fd: c_int, number: RawFd, epfd: RawFd) -> Result<()> {
+    /// `new` between the two steps. Does nothing if `fd` is not a member.
+    pub fn hand_over(&self, fd: c_int, new: RawFd, epfd: RawFd) -> Result<()> {
         self.check_process()?;
         let mut members = self.members.lock();
         let Some(member) = members.remove(&fd) else { return Ok(()) };
-        let result = event::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, number, Some(member.kernel_event()));
+        let result = event::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, new, Some(member.kernel_event()));
         drop(members);
         self.detach(&member);
         result
@@ -181,8 +181,8 @@ impl Epoll {
             self.queue.raise_permanently();
         }
         // If a thread of the parent held this lock at the fork, the child's copy stays open.
-        if let Some(mut number) = self.number.try_lock() {
-            drop(number.take());
+        if let Some(mut program_fd) = self.program_fd.try_lock() {
+            drop(program_fd.take());
         }
     }
 
@@ -292,7 +292,7 @@ impl Queue {
     /// [`lower_if_empty`](Self::lower_if_empty) afterwards.
     pub fn pop(&self, sequence: u64) -> Option<Arc<Member>> {
         let mut state = self.state.lock();
-        state.members.front().filter(|(number, _)| *number < sequence)?;
+        state.members.front().filter(|(first, _)| *first < sequence)?;
         let (_, member) = state.members.pop_front()?;
         member.queued.store(false, Ordering::SeqCst);
         Some(member)

@@ -382,14 +382,14 @@ fn poll_bits_and_keys_are_consistent() {
 fn a_member_is_handed_over_with_its_event() {
     let host = KernelEpoll::new(0).unwrap();
     let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLET);
-    let number = EventFd::new().unwrap();
+    let eventfd = EventFd::new().unwrap();
     fake.complete(Change::Data);
-    assert_eq!(fixture.epoll.hand_over(FIRST, number.as_raw_fd(), host.as_raw_fd()), Ok(()));
+    assert_eq!(fixture.epoll.hand_over(FIRST, eventfd.as_raw_fd(), host.as_raw_fd()), Ok(()));
     assert!(fixture.now().is_empty() && !fixture.is_readable(), "the rsocket is no member any more");
     let other = EventFd::new().unwrap();
     other.raise();
     assert_eq!(fixture.epoll.hand_over(FIRST, other.as_raw_fd(), host.as_raw_fd()), Ok(()), "no member");
-    number.raise();
+    eventfd.raise();
     let mut events = [std::mem::MaybeUninit::uninit(); 2];
     assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(1));
     // SAFETY: the kernel has written the event.
@@ -402,14 +402,14 @@ fn a_member_is_handed_over_with_its_event() {
 fn a_member_that_has_reported_its_only_event_is_handed_over_without_events() {
     let host = KernelEpoll::new(0).unwrap();
     let (fixture, fake) = Fixture::with(EPOLLIN | EPOLLONESHOT);
-    let number = EventFd::new().unwrap();
+    let eventfd = EventFd::new().unwrap();
     fake.complete(Change::Data);
     assert_eq!(fixture.now().len(), 1);
-    assert_eq!(fixture.epoll.hand_over(FIRST, number.as_raw_fd(), host.as_raw_fd()), Ok(()));
-    number.raise();
+    assert_eq!(fixture.epoll.hand_over(FIRST, eventfd.as_raw_fd(), host.as_raw_fd()), Ok(()));
+    eventfd.raise();
     let mut events = [std::mem::MaybeUninit::uninit(); 2];
     assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(0));
     let event = epoll_event { events: EPOLLIN as u32, u64: 5 };
-    host.control(EPOLL_CTL_MOD, number.as_raw_fd(), Some(event)).unwrap();
+    host.control(EPOLL_CTL_MOD, eventfd.as_raw_fd(), Some(event)).unwrap();
     assert_eq!(host.wait(&mut events, Some(Duration::ZERO)), Ok(1));
 }

@@ -255,10 +255,10 @@ impl Reactor {
         }
     }
 
-    /// Returns whether the program has left the descriptors alone. If it has closed them, the
-    /// numbers may belong to its own files, even to an epoll with members of the same numbers. So
-    /// epoll_ctl(2) is called only if the socket is the reactor's; its result shows whether the
-    /// epoll is the reactor's, too. The call also updates the socket's events.
+    /// Returns whether the program has left the descriptors open. If the program has closed them,
+    /// they may refer to its own files, even to an epoll and one of its members. So epoll_ctl(2) is
+    /// called only if the socket is the reactor's; its result shows whether the epoll is the
+    /// reactor's, too. The call also updates the socket's events.
     pub fn is_usable(&self) -> bool {
         self.wake.is_unchanged()
             && self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.fd.as_raw_fd(), self.wake.event()).is_ok()
@@ -275,8 +275,8 @@ impl Reactor {
 
     pub fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {
         let is_known = self.registrations.get(&key).ok_or(Errno::EBADF)?.second == Some((fd, true));
-        // EPOLL_CTL_MOD needs no check: if the number now belongs to an epoll of the program, the
-        // command fails, because the channel is not in that epoll.
+        // EPOLL_CTL_MOD needs no check: if the descriptor now refers to an epoll of the program,
+        // the command fails, because the channel is not in that epoll.
         if !is_known && !self.is_usable() {
             return Err(Errno::EBADF);
         }
@@ -375,7 +375,7 @@ impl Reactor {
     }
 
     /// Returns the epoll event of the latest registration of `fd`. Earlier registrations may be of
-    /// a closed descriptor that had the same number.
+    /// a file that was closed before `fd` was reused.
     pub fn find_fd(&self, fd: c_int) -> Option<Option<libc::epoll_event>> {
         let all = self.registrations.iter().filter(|(_, registration)| registration.fd == fd);
         all.max_by_key(|(key, _)| **key).map(|(&key, registration)| registration.event(key))
@@ -412,8 +412,8 @@ impl Reactor {
 const WAKE: u64 = 0;
 
 /// A socket that is always writable: making the epoll report it wakes the thread. Nothing is ever
-/// written to it, because the program may have closed it and opened a file of its own under the
-/// same number.
+/// written to it, because the program may have closed it and reused the descriptor for a file
+/// of its own.
 pub(super) struct Wake {
     fd: OwnFd,
     /// Identifies the socket ([`library_fds::cookie`]).

@@ -363,15 +363,15 @@ impl Stream {
     /// descriptor. Returns the lock if none is available, or too many streams are being closed.
     fn detach_fd<'a>(&'a self, mut state: Guard<'a>) -> Option<Guard<'a>> {
         let moved = if has_many_closed(1) { Err(Errno::EMFILE) } else { state.relocate() };
-        let Ok(number) = moved else { return Some(state) };
+        let Ok(old) = moved else { return Some(state) };
         drop(state);
         self.notify(Notice::Closed);
         // The reactor may close the stream's descriptors only now: before, an epoll might have
-        // removed a descriptor whose number another rsocket already has.
+        // removed a descriptor that another rsocket already has.
         self.lock().background.iter_mut().for_each(Background::close);
-        // Free the old number last: another thread may get it for a new rsocket at once, and add it
-        // to an epoll, which must have forgotten this stream.
-        drop(number);
+        // Close the old descriptor last: another thread may get it for a new rsocket at once, and
+        // add it to an epoll, which must have forgotten this stream.
+        drop(old);
         None
     }
 
@@ -592,8 +592,8 @@ impl State {
         reactor::set_timer(key, Some(deadline.min(now + interval)));
     }
 
-    /// Moves the event channel to another descriptor. Returns the old one; dropping it frees its
-    /// number.
+    /// Moves the event channel to another descriptor. Returns the old one, which is closed when
+    /// it is dropped.
     fn relocate(&mut self) -> Result<OwnFd> {
         let key = self.key.ok_or(Errno::EBADF)?;
         self.id.as_mut().ok_or(Errno::EBADF)?.relocate(key)
