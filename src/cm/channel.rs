@@ -70,7 +70,10 @@ impl Drop for OwnedChannel {
     }
 }
 
-/// Implements rdma_create_event_channel(3). Fails with `ENODEV` if there are no RDMA devices.
+/// Implements rdma_create_event_channel(3).
+///
+/// # Errors
+/// Fails with `ENODEV` if there are no RDMA devices.
 pub fn create_event_channel() -> Result<OwnedChannel> {
     create_with(RdmaCm::open)
 }

@@ -98,8 +98,10 @@ fn ready_to_use(id: &Id) -> Result<()> {
     ucm::accept(id.fd(), id.handle(), |_| ())
 }
 
-/// Implements rdma_establish(3): completes the connection of an id without a QP. Fails with
-/// `EINVAL` if the id has a QP.
+/// Implements rdma_establish(3): completes the connection of an id without a QP.
+///
+/// # Errors
+/// Fails with `EINVAL` if the id has a QP.
 pub fn establish(id: &Id) -> Result<()> {
     if !id.qp().is_null() {
         return Err(Errno::EINVAL);
@@ -121,7 +123,10 @@ pub fn listen(id: &Id, backlog: c_int) -> Result<()> {
 }
 
 /// Implements rdma_get_request(3): waits for the next connection request on a synchronous listener.
-/// Returns the id of the connection. Fails with `EINVAL` if the listener is not synchronous.
+/// Returns the id of the connection.
+///
+/// # Errors
+/// Fails with `EINVAL` if the listener is not synchronous.
 pub fn get_request(listen: &Id) -> Result<OwnedId> {
     if !listen.is_sync() {
         return Err(Errno::EINVAL);
@@ -203,8 +208,10 @@ pub fn notify(id: &Id, event: u32) -> Result<()> {
     ucm::notify(id.fd(), id.handle(), event)
 }
 
-/// Implements rdma_disconnect(3): stops the QP, then disconnects from the peer. Fails with `EINVAL`
-/// if the id has no device.
+/// Implements rdma_disconnect(3): stops the QP, then disconnects from the peer.
+///
+/// # Errors
+/// Fails with `EINVAL` if the id has no device.
 pub fn disconnect(id: &Id) -> Result<()> {
     match id.transport() {
         Some(IBV_TRANSPORT_IB) => qp::to_error(id)?,

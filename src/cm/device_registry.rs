@@ -434,8 +434,10 @@ impl Drop for DeviceContexts {
     }
 }
 
-/// Implements rdma_get_devices(3). Fails with `ENODEV` if there are no RDMA devices. The array is
-/// empty if no device can be opened.
+/// Implements rdma_get_devices(3). The array is empty if no device can be opened.
+///
+/// # Errors
+/// Fails with `ENODEV` if there are no RDMA devices.
 pub fn get_devices() -> Result<DeviceContexts> {
     global::register()?;
     DeviceContexts::new(&hold_all(|_| false)?)

@@ -100,8 +100,10 @@ impl<T> GlobalLock<T> {
 
 static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 
-/// Registers the handlers unless they were registered when the library was loaded. Fails with
-/// ENOMEM if the C library has no memory for them.
+/// Registers the handlers unless they were registered when the library was loaded.
+///
+/// # Errors
+/// Fails with `ENOMEM` if the C library has no memory for them.
 pub fn register() -> Result<()> {
     fork::register(Layer::Cm, &HANDLERS)
 }

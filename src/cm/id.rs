@@ -152,7 +152,10 @@ public_fields! {
 }
 
 impl Id {
-    /// Returns the id behind a program's pointer. Fails with `EINVAL` for NULL.
+    /// Returns the id behind a program's pointer.
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` for NULL.
     ///
     /// # Safety
     /// `id` is NULL, or an id of this library that is not destroyed while the reference is used.

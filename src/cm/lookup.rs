@@ -145,7 +145,10 @@ pub(super) fn service_failed(id: &Id) {
     id.state().search.fail();
 }
 
-/// Implements rdma_query_addrinfo(3): takes the result. Fails with `ENOENT` if there is none.
+/// Implements rdma_query_addrinfo(3): takes the result.
+///
+/// # Errors
+/// Fails with `ENOENT` if there is no result.
 pub fn query_addrinfo(id: &Id) -> Result<List> {
     id.state().search.take()
 }

@@ -79,8 +79,10 @@ pub fn join_multicast(id: &Id, addr: &SockAddr, context: *mut c_void) -> Result<
     join(id, *addr, rdma_cm_mc_join_flags::RDMA_MC_JOIN_FLAG_FULLMEMBER as u32, context)
 }
 
-/// Implements rdma_join_multicast_ex(3). Fails with `ENOTSUP` for unknown fields, and with `EINVAL`
-/// if a field is missing or invalid.
+/// Implements rdma_join_multicast_ex(3).
+///
+/// # Errors
+/// Fails with `ENOTSUP` for unknown fields, and with `EINVAL` if a field is missing or invalid.
 pub fn join_multicast_ex(id: &Id, attr: JoinAttr<'_>, context: *mut c_void) -> Result<()> {
     use rdma_cm_join_mc_attr_mask::*;
     if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED as u32 {
@@ -182,8 +184,11 @@ fn keep(id: &Id, group: Box<Group>) {
     }
 }
 
-/// Implements rdma_leave_multicast(3). Fails with `EADDRNOTAVAIL` if the id is not a member of the
-/// group. Waits until all reported events of the membership are acknowledged.
+/// Implements rdma_leave_multicast(3). Waits until all reported events of the membership are
+/// acknowledged.
+///
+/// # Errors
+/// Fails with `EADDRNOTAVAIL` if the id is not a member of the group.
 pub fn leave_multicast(id: &Id, addr: &SockAddr) -> Result<()> {
     // Skip a membership that another thread is adding: if the kernel rejects the join, that thread
     // has to find the membership in the list. The kernel assigns the handle when the join cannot

@@ -38,7 +38,10 @@ impl Pd {
 pub struct InitAttr<'a, T>(&'a mut T);
 
 impl<'a, T> InitAttr<'a, T> {
-    /// Returns the attributes behind a pointer. Fails with `EINVAL` for NULL.
+    /// Returns the attributes behind a pointer.
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` for NULL.
     ///
     /// # Safety
     /// `attr` is NULL or points to a structure as [`new`](Self::new) requires it, which nothing

@@ -7,8 +7,10 @@ use crate::errno::{Errno, Result};
 use crate::os::sockaddr;
 use crate::ucm;
 
-/// Implements rdma_set_option(3). The kernel checks levels, names and lengths. Only the kernel reads
-/// the value, and fails with `EFAULT` if the memory is not readable.
+/// Implements rdma_set_option(3). The kernel checks levels, names and lengths, and reads the value.
+///
+/// # Errors
+/// Fails with `EFAULT` if the memory of the value is not readable.
 pub fn set_option(id: &Id, level: c_int, name: c_int, value: *const [u8]) -> Result<()> {
     let len = u32::try_from(value.len()).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the value is readable, or the kernel rejects its address.

@@ -31,7 +31,10 @@ impl Deref for OwnedId {
 }
 
 impl OwnedId {
-    /// Takes an id back from a program. Fails with `EINVAL` for NULL.
+    /// Takes an id back from a program.
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` for NULL.
     ///
     /// # Safety
     /// `id` is as [`Id::from_c`] requires it, and nothing uses the id after its destruction.

@@ -7,7 +7,11 @@ use crate::errno::{Errno, Result};
 use crate::os::uapi::{rdma_ucm_conn_param, rdma_ucm_ece};
 use crate::verbs::ibv_ece;
 
-/// Implements rdma_set_local_ece(3). Fails with `EINVAL` if the id has a QP: its options are used.
+/// Implements rdma_set_local_ece(3).
+///
+/// # Errors
+/// Fails with `EINVAL` if the id has a QP, whose options are used, or if the vendor id is 0 or
+/// `comp_mask` is not 0.
 pub fn set_local_ece(id: &Id, ece: &ibv_ece) -> Result<()> {
     if !id.qp().is_null() || ece.vendor_id == 0 || ece.comp_mask != 0 {
         return Err(Errno::EINVAL);
@@ -16,8 +20,10 @@ pub fn set_local_ece(id: &Id, ece: &ibv_ece) -> Result<()> {
     Ok(())
 }
 
-/// Implements rdma_get_remote_ece(3): returns the options that came with the peer's message. Fails
-/// with `EINVAL` if the id has a QP.
+/// Implements rdma_get_remote_ece(3): returns the options that came with the peer's message.
+///
+/// # Errors
+/// Fails with `EINVAL` if the id has a QP.
 pub fn get_remote_ece(id: &Id) -> Result<ibv_ece> {
     if !id.qp().is_null() {
         return Err(Errno::EINVAL);

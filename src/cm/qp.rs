@@ -50,8 +50,10 @@ pub fn create_qp(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_qp_init_at
     Ok(())
 }
 
-/// Implements rdma_create_qp_ex(3). Fails with `EINVAL` if the id has a QP, or if the program's
-/// objects do not fit the id.
+/// Implements rdma_create_qp_ex(3).
+///
+/// # Errors
+/// Fails with `EINVAL` if the id has a QP, or if the program's objects do not fit the id.
 pub fn create_qp_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
     if !id.qp().is_null() {
@@ -388,7 +390,10 @@ pub fn create_srq(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_srq_init_
     Ok(())
 }
 
-/// Implements rdma_create_srq_ex(3). Fails with `EINVAL` if the attributes have no SRQ type.
+/// Implements rdma_create_srq_ex(3).
+///
+/// # Errors
+/// Fails with `EINVAL` if the attributes have no SRQ type.
 pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
     // If the id already has an SRQ, the new one replaces it, and the program has to destroy the old
@@ -462,7 +467,10 @@ unsafe impl Send for Domain {}
 impl Domain {
     /// Allocates a PD for a connection of `id`. If the device has no more PDs, the connection uses
     /// the PD that the ids on the device share, without isolation from other connections that do
-    /// so. Fails with `ENODEV` before the id has a device.
+    /// so.
+    ///
+    /// # Errors
+    /// Fails with `ENODEV` before the id has a device.
     pub fn new(id: &Id) -> Result<Domain> {
         let bound = id.state().bound.ok_or(Errno::ENODEV)?;
         let bound = device_registry::share(&bound)?;

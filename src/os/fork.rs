@@ -60,7 +60,10 @@ static REGISTERED: AtomicI32 = AtomicI32::new(NOT_YET);
 const NOT_YET: i32 = -1;
 
 /// Registers the handlers of a layer, which are called around every fork() from now on. Has no
-/// effect when repeated. Fails with ENOMEM if the C library has no memory for handlers.
+/// effect when repeated.
+///
+/// # Errors
+/// Fails with `ENOMEM` if the C library has no memory for handlers.
 pub fn register(layer: Layer, handlers: &'static Handlers) -> Result<()> {
     HANDLERS[layer as usize].store(ptr::from_ref(handlers).cast_mut(), Ordering::Release);
     let result = match REGISTERED.compare_exchange(NOT_YET, 0, Ordering::Relaxed, Ordering::Relaxed) {

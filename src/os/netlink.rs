@@ -31,8 +31,10 @@ pub struct CharDev {
     pub name: [u8; 64],
 }
 
-/// Queries the character device of `client`, such as "rdma_cm". Fails with the kernel's error;
-/// kernels before 5.1 do not support the query.
+/// Queries the character device of `client`, such as "rdma_cm".
+///
+/// # Errors
+/// Fails with the kernel's error; kernels before 5.1 do not support the query.
 pub fn char_device(client: &CStr) -> Result<CharDev> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     let socket = OwnFd::new(library_fds::socket(libc::AF_NETLINK, kind, libc::NETLINK_RDMA))?;
@@ -58,8 +60,11 @@ fn request(client: &CStr) -> SmallVec<[u8; 64]> {
     request
 }
 
-/// Parses the answer. Fails with the errno in an error message of the kernel, and with `EPROTO` if
-/// the answer is invalid.
+/// Parses the answer.
+///
+/// # Errors
+/// Fails with the errno in an error message of the kernel, and with `EPROTO` if the answer is
+/// invalid.
 pub fn parse_answer(answer: &[u8]) -> Result<CharDev> {
     let message = Messages(answer).next().ok_or(Errno::EPROTO)?;
     if c_int::from(message.kind) == NLMSG_ERROR {

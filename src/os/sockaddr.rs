@@ -64,7 +64,10 @@ impl AddrRef<'_> {
         NonNull::new(addr.cast_mut()).map(|start| AddrRef { start, object: PhantomData })
     }
 
-    /// Copies the address. Fails with `EINVAL` if its family is not AF_INET, AF_INET6 or AF_IB.
+    /// Copies the address.
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` if its family is not AF_INET, AF_INET6 or AF_IB.
     pub fn read(self) -> Result<SockAddr> {
         // SAFETY: the address is live and complete for its family, as `from_c` requires.
         unsafe { SockAddr::from_c(self.start) }
@@ -72,8 +75,10 @@ impl AddrRef<'_> {
 }
 
 impl SockAddr {
-    /// Copies the program's address. Fails with `EINVAL` if the family is not AF_INET, AF_INET6 or
-    /// AF_IB.
+    /// Copies the program's address.
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` if the family is not AF_INET, AF_INET6 or AF_IB.
     ///
     /// # Safety
     /// `addr` points to an address that is complete for its family.
@@ -88,15 +93,20 @@ impl SockAddr {
         Ok(SockAddr(storage))
     }
 
-    /// Copies an address without its padding. Fails with `EINVAL` if its family is not AF_INET,
-    /// AF_INET6 or AF_IB.
+    /// Copies an address without its padding.
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` if its family is not AF_INET, AF_INET6 or AF_IB.
     pub fn from_storage(storage: &sockaddr_storage) -> Result<SockAddr> {
         // SAFETY: a sockaddr_storage is longer than the address of any family.
         unsafe { SockAddr::from_c(NonNull::from(storage).cast()) }
     }
 
-    /// Copies the address at the beginning of `bytes`. Fails with `EINVAL` if its family is not
-    /// AF_INET, AF_INET6 or AF_IB, and if the address is truncated.
+    /// Copies the address at the beginning of `bytes`.
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` if its family is not AF_INET, AF_INET6 or AF_IB, and if the address is
+    /// truncated.
     pub fn from_bytes(bytes: &[u8]) -> Result<SockAddr> {
         let family = bytes.first_chunk().map_or(0, |family| c_int::from(u16::from_ne_bytes(*family)));
         let address = len_of_family(family).and_then(|len| bytes.get(..len)).ok_or(Errno::EINVAL)?;
@@ -231,6 +241,8 @@ pub fn inet(storage: &sockaddr_storage) -> Option<SocketAddr> {
 }
 
 /// Returns an AF_INET or AF_INET6 address; an IPv4-mapped IPv6 address becomes an IPv4 address.
+///
+/// # Errors
 /// Fails with `EAFNOSUPPORT` for other families.
 pub fn canonical_inet(name: &sockaddr_storage) -> Result<SocketAddr> {
     let full = inet(name).ok_or(Errno::EAFNOSUPPORT)?;

@@ -352,8 +352,10 @@ impl Changes {
         self.sleepers.load(Ordering::Relaxed) != 0
     }
 
-    /// Waits until the counter differs from `count`. Fails with `ETIMEDOUT` at the deadline, and
-    /// with `EINTR` after a signal.
+    /// Waits until the counter differs from `count`.
+    ///
+    /// # Errors
+    /// Fails with `ETIMEDOUT` at the deadline, and with `EINTR` after a signal.
     pub fn wait(&self, count: u32, deadline: Option<Instant>) -> errno::Result<()> {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -149,7 +149,10 @@ impl Watchers {
     }
 
     /// Adds a watcher, which may be added several times. It is notified of changes from now on, so
-    /// the caller polls the rsocket afterwards. Fails with `EBADF` after a close.
+    /// the caller polls the rsocket afterwards.
+    ///
+    /// # Errors
+    /// Fails with `EBADF` if the rsocket is closed.
     pub fn add(&self, watcher: Arc<dyn Watcher>) -> Result<()> {
         let mut list = self.list.lock();
         if self.is_closed() {

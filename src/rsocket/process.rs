@@ -18,7 +18,10 @@ static HANDLERS: Handlers =
     Handlers { before: reactor::before_fork, in_parent: reactor::after_fork_in_parent, in_child };
 
 /// Registers the handlers of rsockets and of the connection manager unless they were registered
-/// when the library was loaded. Fails with ENOMEM if the C library has no memory for them.
+/// when the library was loaded.
+///
+/// # Errors
+/// Fails with `ENOMEM` if the C library has no memory for them.
 pub fn register() -> Result<()> {
     cm::register_fork_handlers()?;
     fork::register(Layer::Rsocket, &HANDLERS)

@@ -44,8 +44,11 @@ pub struct Sets<'a> {
 }
 
 /// Like select(2). Updates the time-out, if there is one, to the time left. A failure leaves the
-/// sets unchanged. Fails with `EBADF` also if an rsocket in the sets is closed during the call, and
-/// with `EAGAIN`, which is not logged, if one is handed over to librspreload before or during the
+/// sets unchanged.
+///
+/// # Errors
+/// Fails with `EBADF` also if an rsocket in the sets is closed during the call, and with `EAGAIN`,
+/// which is not logged, if one of the rsockets is handed over to librspreload before or during the
 /// call.
 pub fn select<L: Lookup>(lookup: &L, nfds: c_int, sets: &mut Sets<'_>, timeout: Option<&mut timeval>) -> Result<c_int> {
     let nfds = usize::try_from(nfds).map_err(|_| Errno::EINVAL)?;

@@ -42,9 +42,12 @@ pub struct RdmaCm {
 }
 
 impl RdmaCm {
-    /// Finds the device through netlink, or else through sysfs. Fails with EPERM if the version of
-    /// the command set is not supported. Fails with EMFILE or ENFILE without descriptors, instead
-    /// of assuming defaults: the result is kept for the life of the process.
+    /// Finds the device through netlink, or else through sysfs.
+    ///
+    /// # Errors
+    /// Fails with `EPERM` if the version of the command set is not supported. Fails with `EMFILE`
+    /// or `ENFILE` if no descriptor is available, instead of assuming defaults: the result is kept
+    /// for the life of the process.
     pub fn discover() -> Result<RdmaCm> {
         let found = match netlink::char_device(CLIENT) {
             Ok(device) => {

@@ -168,7 +168,10 @@ pub fn accept(fd: RawFd, id: u32, fill: impl FnOnce(&mut rdma_ucm_accept)) -> Re
     unsafe { issue_filled(fd, RDMA_USER_CM_CMD_ACCEPT, 0, fill) }
 }
 
-/// REJECT. Fails with `EINVAL` for more than 255 bytes of private data.
+/// REJECT.
+///
+/// # Errors
+/// Fails with `EINVAL` for more than 255 bytes of private data.
 pub fn reject(fd: RawFd, id: u32, reason: u8, private_data: &[u8]) -> Result<()> {
     let len = u8::try_from(private_data.len()).map_err(|_| Errno::EINVAL)?;
     let fill = |body: &mut rdma_ucm_reject| {
@@ -239,10 +242,12 @@ pub fn leave_mcast(fd: RawFd, handle: u32) -> Result<u32> {
     unsafe { end(fd, RDMA_USER_CM_CMD_LEAVE_MCAST, handle) }
 }
 
-/// GET_EVENT: waits for the next event, which the kernel writes to `answer`, which is zero. Fails
-/// with `EAGAIN` if the channel is `O_NONBLOCK` and has no event. If the thread is cancelled
-/// meanwhile, calls `cancelled`, with true if the kernel has already handed over an event
-/// ([`cancel`]).
+/// GET_EVENT: waits for the next event, which the kernel writes to `answer`. All of `answer` is zero before. If the
+/// thread is cancelled meanwhile, calls `cancelled`, with true if the kernel has already handed
+/// over an event ([`cancel`]).
+///
+/// # Errors
+/// Fails with `EAGAIN` if the channel is `O_NONBLOCK` and has no event.
 ///
 /// # Safety
 /// `answer` is valid for reads and writes, and nothing else uses it during the call.

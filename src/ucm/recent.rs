@@ -73,8 +73,10 @@ const RECORDS_HEADER: usize = 8;
 const MAX_RECORDS: usize = (u16::MAX as usize - RECORDS_HEADER) / size_of::<ServiceRecord>();
 const _: () = assert!(size_of::<ServiceRecord>() == 176);
 
-/// QUERY: returns the service records that were found. Fails with `EOVERFLOW` if they do not fit
-/// into the largest answer.
+/// QUERY: returns the service records that were found.
+///
+/// # Errors
+/// Fails with `EOVERFLOW` if they do not fit into the largest answer.
 pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
     // Words of 64 bits, because the header and the records need this alignment.
     const WORDS: usize = (RECORDS_HEADER + MAX_RECORDS * size_of::<ServiceRecord>()) / size_of::<u64>();

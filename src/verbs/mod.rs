@@ -71,9 +71,12 @@ pub struct DeviceList {
 unsafe impl Send for DeviceList {}
 
 impl DeviceList {
-    /// Calls ibv_get_device_list(3). Fails with `ENOMEM`, and for the first list with `EMFILE` or
-    /// `ENFILE`. Any other error becomes `ENODEV`: without RDMA support in the kernel libibverbs
-    /// fails with `ENOSYS`, which programs do not expect here.
+    /// Calls ibv_get_device_list(3).
+    ///
+    /// # Errors
+    /// Fails with `ENOMEM`, and for the first list with `EMFILE` or `ENFILE`. Any other error
+    /// becomes `ENODEV`: without RDMA support in the kernel libibverbs fails with `ENOSYS`, which
+    /// programs do not expect here.
     pub fn new() -> Result<DeviceList> {
         static INITIALIZED: AtomicBool = AtomicBool::new(false);
         if !INITIALIZED.load(Ordering::Relaxed) {
@@ -244,7 +247,10 @@ pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNu
     Ok(channel)
 }
 
-/// Destroys a completion channel. Fails with `EBUSY` while it has CQs.
+/// Destroys a completion channel.
+///
+/// # Errors
+/// Fails with `EBUSY` while it has CQs.
 ///
 /// # Safety
 /// `channel` is live.
@@ -285,7 +291,10 @@ pub unsafe fn create_cq(
     pointer(|| unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), vector) })
 }
 
-/// Destroys a CQ. Fails with `EBUSY` while a QP uses it.
+/// Destroys a CQ.
+///
+/// # Errors
+/// Fails with `EBUSY` while a QP uses it.
 ///
 /// # Safety
 /// `cq` is live.

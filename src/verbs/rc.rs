@@ -488,7 +488,10 @@ pub struct InlineWrite {
 }
 
 impl InlineWrite {
-    /// Returns the request for a QP. Fails with `ENOSYS` if the QP's provider lacks `post_send`.
+    /// Returns the request for a QP.
+    ///
+    /// # Errors
+    /// Fails with `ENOSYS` if the QP's provider lacks `post_send`.
     ///
     /// # Safety
     /// `qp` is live, and its context open.

@@ -35,7 +35,10 @@ struct Event {
 pub struct OwnedEvent(NonNull<Event>);
 
 impl OwnedEvent {
-    /// Takes back an event from [`into_c`](Self::into_c). Fails with `EINVAL` for NULL.
+    /// Takes back an event from [`into_c`](Self::into_c).
+    ///
+    /// # Errors
+    /// Fails with `EINVAL` for NULL.
     ///
     /// # Safety
     /// `event` is NULL, or an event that is not acknowledged yet and that nothing uses from now on.
@@ -70,8 +73,10 @@ enum Outcome {
     Skip,
 }
 
-/// Implements rdma_get_cm_event(3). Fails with `EAGAIN` if no event is pending on a channel whose
-/// descriptor is `O_NONBLOCK`.
+/// Implements rdma_get_cm_event(3).
+///
+/// # Errors
+/// Fails with `EAGAIN` if no event is pending on a channel whose descriptor is `O_NONBLOCK`.
 pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
     // Allocated before the kernel is asked, so that a lack of memory loses no event.
     let mut room = Some(try_uninit::<Event>()?);
@@ -164,8 +169,10 @@ pub(super) fn forget_group(id: &Id) {
     unsafe { (*event.as_ptr()).counts[1] = None };
 }
 
-/// Implements rdma_write_cm_event(3): queues RDMA_CM_EVENT_USER with a word of the program. Fails
-/// with `EINVAL` for other events.
+/// Implements rdma_write_cm_event(3): queues RDMA_CM_EVENT_USER with a word of the program.
+///
+/// # Errors
+/// Fails with `EINVAL` if `event` is not RDMA_CM_EVENT_USER.
 pub fn write_cm_event(id: &Id, event: u32, status: c_int, arg: u64) -> Result<()> {
     if event != RDMA_CM_EVENT_USER as u32 {
         return Err(Errno::EINVAL);

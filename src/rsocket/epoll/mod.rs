@@ -91,7 +91,10 @@ impl Epoll {
         Ok(epoll)
     }
 
-    /// Like epoll_ctl(2). Operations other than EPOLL_CTL_DEL fail with `EFAULT` without an event.
+    /// Like epoll_ctl(2).
+    ///
+    /// # Errors
+    /// Fails with `EFAULT` without an event, unless `op` is EPOLL_CTL_DEL.
     pub fn control(
         self: &Arc<Epoll>,
         lookup: &dyn Lookup,

@@ -32,8 +32,10 @@ impl EventBuffer<'_> {
 
 impl Epoll {
     /// Like epoll_wait(2). Returns the number of events written to the array. `timeout` is in
-    /// milliseconds, infinite if it is negative. Fails with `EBADF` if the epoll is closed during
-    /// the wait.
+    /// milliseconds, infinite if it is negative.
+    ///
+    /// # Errors
+    /// Fails with `EBADF` if the epoll is closed during the wait.
     pub fn wait(&self, events: &mut [MaybeUninit<epoll_event>], timeout: c_int) -> Result<usize> {
         self.check_process()?;
         let deadline = Deadline::after_ms(timeout);

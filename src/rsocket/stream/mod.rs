@@ -388,8 +388,11 @@ pub fn name_len(name: &libc::sockaddr_storage) -> usize {
     len_of_family(c_int::from(name.ss_family)).unwrap_or(size_of::<libc::sa_family_t>())
 }
 
-/// Copies the program's address. Fails with `EFAULT` for NULL, `EAFNOSUPPORT` for an unknown
-/// family, and `EINVAL` if `len` is too small for the family.
+/// Copies the program's address.
+///
+/// # Errors
+/// Fails with `EFAULT` for NULL, `EAFNOSUPPORT` for an unknown family, and `EINVAL` if `len` is too
+/// small for the family.
 ///
 /// # Safety
 /// `addr` is NULL or readable for `len` bytes.
