@@ -15,7 +15,7 @@ use crate::os::sockaddr::SockAddr;
 use crate::os::{event, library_fds};
 
 /// Returns the time left for poll(2) in milliseconds, rounded up so that poll(2) does not end too
-/// early. Fails with ETIMEDOUT after the deadline.
+/// early. Fails with `ETIMEDOUT` after the deadline.
 fn poll_timeout(deadline: Deadline) -> Result<c_int> {
     match deadline.left() {
         Some(Duration::ZERO) => Err(Errno::ETIMEDOUT),
@@ -80,7 +80,7 @@ fn poll(fd: &OwnedFd, events: i16, timeout: c_int) -> c_int {
     unsafe { libc::poll(&raw mut poll, 1, timeout) }
 }
 
-/// Waits for `events`, an error or the end of the stream. Fails with ETIMEDOUT at the deadline.
+/// Waits for `events`, an error or the end of the stream. Fails with `ETIMEDOUT` at the deadline.
 fn wait(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
     loop {
         match poll(fd, events, poll_timeout(deadline)?) {
@@ -107,7 +107,7 @@ pub fn send_all(fd: &OwnedFd, mut bytes: &[u8], deadline: Deadline) -> Result<()
     Ok(())
 }
 
-/// Fills `buffer`. Fails with EPIPE if the stream ends before the buffer is full.
+/// Fills `buffer`. Fails with `EPIPE` if the stream ends before the buffer is full.
 pub fn receive_exact(fd: &OwnedFd, buffer: &mut [u8], deadline: Deadline) -> Result<()> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {

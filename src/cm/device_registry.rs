@@ -40,11 +40,11 @@ struct Open {
     pd: Option<NonNull<ibv_pd>>,
     xrcd: Option<NonNull<ibv_xrcd>>,
     /// Number of ids bound to the device, of PDs of connections on it, and of lists from
-    /// [`hold_all`] that contain it. The PD and the XRC domain are kept as long as there are any.
+    /// [`hold_all`] that contain it. The PD and the XRC domain are kept while this number is not 0.
     uses: usize,
     /// Whether the device was removed from the machine.
     gone: bool,
-    /// The process that opened the device: the kernel refuses it to a child.
+    /// The process that opened the device: the kernel lets no child use it.
     owner: Owner,
 }
 
@@ -291,8 +291,8 @@ impl Registry {
         }
     }
 
-    /// Frees the PD and the XRC domain of a device without uses, and closes it if it was removed from
-    /// the machine. A device that the parent process opened is for the parent to close.
+    /// Frees the PD and the XRC domain of a device without uses, and closes it if it was removed
+    /// from the machine. A device that the parent process opened is for the parent to close.
     fn free_unused(&mut self, slot: usize) {
         let is_unused = |open: &&mut Open| open.uses == 0 && open.owner.is_this_process();
         let Some(open) = self.device(slot).ok().filter(is_unused) else { return };

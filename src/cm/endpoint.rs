@@ -42,9 +42,9 @@ pub struct EndpointInfo<'a> {
 type QpAttr<'a> = Option<InitAttr<'a, ibv_qp_init_attr>>;
 
 /// Implements rdma_create_ep(3). Returns an id that is bound (RAI_PASSIVE), or one that has an
-/// address, a route and a QP. `pd` and `attr` are PD and attributes for an active endpoint's QP, or
-/// for the QPs of a passive one's connections. Without `pd`, the library's PD is used, without
-/// `attr` no QP is created.
+/// address, a route and a QP. `pd` and `attr` are the PD and the attributes of an active endpoint's
+/// QP, or of the QPs of a passive endpoint's connections. Without `pd` the library's PD is used;
+/// without `attr` no QP is created.
 pub fn create_ep(info: &EndpointInfo<'_>, pd: Option<Pd>, attr: QpAttr<'_>) -> Result<OwnedId> {
     let new = owned_id::create(None, ptr::null_mut(), info.port_space, info.qp_type)?;
     let prepare = || {

@@ -281,7 +281,8 @@ impl Id {
 
     /// Returns the id's QP.
     pub(super) fn own_qp(&self) -> Option<Qp> {
-        // SAFETY: the QP in an id is live (`from_c`): the field is cleared when the QP is destroyed.
+        // SAFETY: the QP in an id is live (`from_c`): the field is cleared when the QP is
+        // destroyed.
         NonNull::new(self.qp()).map(|qp| unsafe { Qp::new(qp) })
     }
 
@@ -413,8 +414,8 @@ pub(super) fn insert_handle(handle: u32, id: NonNull<Id>) -> Result<()> {
     Ok(())
 }
 
-/// Removes `id`, if it is there. Another id with the same handle stays: after a fork both
-/// processes may use the number.
+/// Removes `id` from the table, if it is there. Another id with this handle stays: after a fork,
+/// both processes may have an id with this handle.
 pub(super) fn remove_handle(handle: u32, id: NonNull<Id>) {
     let mut table = HANDLES.lock();
     if table.0.get(&handle) == Some(&id) {

@@ -53,8 +53,8 @@ pub(super) fn of_new_qp(id: &Id, qp: &Qp) -> Result<()> {
 }
 
 /// Keeps the options of the reply, on the active side. If the id has no QP, the program sees them
-/// as options of the vendor that was offered (docs/compatibility.md). Returns the number of the
-/// offered vendor.
+/// as options of the vendor that was offered (docs/compatibility.md). Returns the id of the offered
+/// vendor.
 pub(super) fn keep_reply(id: &Id, reply: rdma_ucm_ece) -> u32 {
     let mut state = id.state();
     let vendor_id = state.local_ece.vendor_id;

@@ -120,7 +120,8 @@ fn create_with_cqs(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) 
 
 /// Creates a QP and moves it to the state in which its type starts.
 fn create_started(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<Qp> {
-    // SAFETY: the registry keeps the device of an id open, and the objects in an `InitAttr` are live.
+    // SAFETY: the registry keeps the device of an id open, and the objects in an `InitAttr` are
+    // live.
     let qp = unsafe { Qp::new(verbs::create_qp_ex(id.device_context()?, attributes.get())?) };
     if let Err(error) = start(id, &qp) {
         qp.destroy();
@@ -408,7 +409,8 @@ pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex
     }
     let given = (attr.cq, attr.comp_mask);
     let created = if attr.srq_type == IBV_SRQT_XRC { add_xrc_objects(id, attr)? } else { CreatedCqs::default() };
-    // SAFETY: the registry keeps the device of an id open, and the objects in an `InitAttr` are live.
+    // SAFETY: the registry keeps the device of an id open, and the objects in an `InitAttr` are
+    // live.
     let srq = unsafe { verbs::create_srq_ex(context, attributes.get()) }.inspect_err(|_| {
         destroy_cqs(id, created);
         // Restore the program's structure: it must not refer to a destroyed CQ.

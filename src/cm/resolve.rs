@@ -199,8 +199,8 @@ fn bytes_of<T: KernelAddress>(address: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(ptr::from_ref(address).cast(), size_of::<T>()) }
 }
 
-/// Asks ibacm for the path and gives it to the kernel, which then reports ROUTE_RESOLVED. Fails with
-/// `ENOENT` if ibacm knows no path.
+/// Asks ibacm for the path and gives it to the kernel, which then reports ROUTE_RESOLVED. Fails
+/// with `ENOENT` if ibacm knows no path.
 fn from_acm(id: &Id, timeout: Duration) -> Result<()> {
     let [source, destination] = [id.source(), id.destination()].map(|addr| SockAddr::from_storage(&addr).ok());
     let paths = acm::resolve_path(acm::client(), source, destination, timeout).ok_or(Errno::ENOENT)?;

@@ -119,7 +119,7 @@ pub struct Path {
 }
 
 /// Logs an event that reports no failure: a step of setting up a connection, or its end. `path` is
-/// given for the first event of a connection for which it is known.
+/// given for the first event of a connection at which the path is known.
 #[cold]
 #[inline(never)]
 pub fn good_event(id: *const rdma_cm_id, name: &str, path: Option<Path>, endpoints: &Endpoints) {

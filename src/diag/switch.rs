@@ -21,7 +21,7 @@ static LEVEL: AtomicU8 = AtomicU8::new(OFF);
 /// Maximum length of a path, with its NUL.
 const MAX_PATH: usize = 1024;
 
-/// The word for the destination of log lines, and zeros.
+/// The word that names the destination of log lines, followed by zeros.
 struct Target(UnsafeCell<[u8; MAX_PATH]>);
 
 // SAFETY: one thread writes the word, before main() and before it sets LEVEL, which readers check

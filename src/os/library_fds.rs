@@ -60,8 +60,8 @@ pub fn relocate_fd(fd: RawFd) -> RawFd {
     moved
 }
 
-/// Duplicates a descriptor. Returns a descriptor of at least `floor`, or -1 if none is free there. The
-/// soft limit is raised for a moment if `floor` is beyond it.
+/// Duplicates a descriptor. Returns a descriptor of at least `floor`, or -1 if none is free there.
+/// The soft limit is raised for a moment if `floor` is beyond it.
 fn duplicate_from(fd: RawFd, floor: RawFd) -> RawFd {
     // SAFETY: no pointers.
     let duplicate = || unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };

@@ -96,8 +96,8 @@ pub(crate) enum Word {
     Cancel,
 }
 
-/// Handle to the calling thread's words, which finds them once for several accesses: their address.
-/// As a pointer is neither `Send` nor `Sync`, it stays in its thread.
+/// The address of the calling thread's words, for several accesses after one look-up. Contains a
+/// pointer, so it is neither `Send` nor `Sync` and stays in its thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words(*mut usize);
 

@@ -185,8 +185,8 @@ pub fn memlock() -> Option<u64> {
 }
 
 fn is_exempt() -> bool {
-    // linux/capability.h: version and process; effective, permitted and inheritable capabilities,
-    // of which the first structure has the lower 32.
+    // As in linux/capability.h: the header has the version and the process; each set has effective,
+    // permitted and inheritable capabilities, and the first set has the lower 32 capabilities.
     let mut header = [VERSION_3, 0];
     let mut sets = [[0_u32; 3]; 2];
     // SAFETY: `header` and `sets` have the layout of version 3 of the call.

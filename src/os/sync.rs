@@ -12,8 +12,8 @@
 //! signal handler ends it, except that a wait without a deadline continues after a handler with
 //! SA_RESTART.
 //!
-//! [`Mutex`] is the standard library's without poison: the library aborts when it panics, so no
-//! lock is ever poisoned.
+//! [`Mutex`] is the standard library's mutex without poisoning: the library aborts when it panics,
+//! so no lock is ever poisoned.
 //!
 //! The crate in `tests/models` model-checks mutual exclusion, and that no wake-up is lost
 //! (`scripts/check loom`). There the standard library's types and the atomics are loom's.
@@ -95,7 +95,7 @@ impl<T> Lock<T> {
         self.take(FREE, here()).or_else(|| self.lock_slowly(Some(time)))
     }
 
-    /// Takes the lock; `None` if a thread holds it, also this one.
+    /// Takes the lock. Returns `None` if a thread holds it, including the calling thread.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.take(FREE, here())
@@ -489,7 +489,7 @@ impl<T> Mutex<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the lock; `None` if a thread holds it.
+    /// Takes the lock. Returns `None` if a thread holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.0.try_lock().ok()

@@ -101,8 +101,8 @@ fn register(fd: c_int, object: Object) -> Result<c_int> {
     pinned_budget::set_reclaim(&RECLAIM);
     let previous = try_arc(object.clone()).and_then(|new| TABLE.insert(fd, new)).inspect_err(|_| _ = object.close())?;
     // The program has closed the descriptor of a previous object with close(2), not rclose(3). The
-    // previous object is leaked: dropping it would close the descriptor and destroy the kernel object
-    // behind it, which both belong to the new object now.
+    // previous object is leaked: dropping it would close the descriptor and destroy the kernel
+    // object behind it, which both belong to the new object now.
     mem::forget(previous);
     Ok(fd)
 }
@@ -412,9 +412,9 @@ pub fn at_exit() {
     }
 }
 
-/// Waits until the data of streams that the program has closed or shut down has arrived. If `all`
-/// is set, because a process under librspreload exits, flushes and disconnects all streams, as the
-/// kernel does with sockets that the program has not closed.
+/// Waits until the data of all streams that the program has closed or shut down has arrived. If
+/// `all` is set (a process under librspreload exits), flushes and disconnects the other streams,
+/// too, as the kernel does with sockets that a program leaves open.
 #[cold]
 #[inline(never)]
 fn flush_streams(all: bool) {

@@ -125,7 +125,8 @@ impl CmId {
     /// Creates an id in `port_space`, and its channel.
     pub fn new(port_space: u32) -> Result<CmId> {
         let channel = cm::create_event_channel().map_err(to_enomem)?.into_c();
-        // SAFETY: the channel is live, and only this call uses it. After a failure it has no ids.
+        // SAFETY: the channel is live, and only this call uses it. After a failure the channel has
+        // no ids.
         let id =
             unsafe { create_on(channel, port_space).inspect_err(|_| drop(OwnedChannel::from_c(channel.as_ptr())))? };
         Ok(CmId::with(id, channel))
@@ -259,7 +260,7 @@ impl CmId {
         const RETRIES: u8 = 6;
         /// No limit: control messages take no credit, so they may find no receive posted yet.
         const RECEIVER_NOT_READY: u8 = 7;
-        // RDMA reads: none, except on iWARP, where one is needed to start the connection.
+        // rsockets use no RDMA reads, but iWARP needs one to start the connection.
         let initiator_depth = u8::from(self.id().transport() == Some(IBV_TRANSPORT_IWARP));
         let param = Some(ConnParam {
             private_data: data,

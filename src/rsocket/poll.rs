@@ -268,7 +268,8 @@ struct WatcherGuard<'a> {
 
 impl<'a> WatcherGuard<'a> {
     fn begin(members: &'a [Member], watcher: &'a Arc<dyn Watcher>) -> Result<WatcherGuard<'a>> {
-        // After a failure, this also removes the watcher where it was not added, which does nothing.
+        // After a failure, the guard also removes the watcher from rsockets to which it was not
+        // added, which has no effect.
         let guard = WatcherGuard { members, watcher };
         for rsocket in members.iter().filter_map(|member| member.rsocket.as_ref()) {
             match rsocket.watchers().add(Arc::clone(watcher)) {
@@ -329,7 +330,7 @@ impl Set {
     }
 
     /// Polls, and fills in the revents of descriptors that are not rsockets. Returns how many of
-    /// them are ready; `None` after a time-out.
+    /// these descriptors are ready, or `None` after a time-out.
     fn poll(&mut self, call: &mut Call<'_>, timeout: Option<Duration>) -> Result<Option<usize>> {
         if event::poll(self.fds.as_mut_slice(), timeout)? == 0 {
             return Ok(None);

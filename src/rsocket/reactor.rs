@@ -57,7 +57,7 @@ pub enum Role {
     Setup,
 }
 
-/// Identifies a registration. Never used twice. The default is no registration's.
+/// Identifies a registration. Never used twice. The default identifies no registration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(u64);
 
@@ -308,8 +308,8 @@ fn serve(number: usize, event: &libc::epoll_event) {
     due.into_iter().for_each(call);
 }
 
-/// Makes a call to a service, and passes on the result. If another reactor has replaced this one,
-/// it ignores the result, because a key is never used twice.
+/// Makes a call to a service, and passes the result to the reactor. A reactor that has replaced
+/// this one ignores the result, because a key is never used twice.
 fn call(due: Due) {
     let Due { key, call, service, is_noted } = due;
     let done = match call {

@@ -1,10 +1,10 @@
 //! The wire formats of stream rsockets, and in [`datagram`] of datagram rsockets
 //! (docs/protocol.md). No I/O.
 //!
-//! A connection request with AF_IB addresses has a header before its private data, which the kernel
-//! adds itself for IP addresses. The receiver ignores its content: rdma-core sends uninitialized
-//! memory, and the addresses are not authenticated. Everything received from a peer is validated by
-//! a `parse` function of this module.
+//! In a connection request with AF_IB addresses, a header precedes the private data; for IP
+//! addresses the kernel adds the header. The receiver ignores the header's content: rdma-core sends
+//! uninitialized memory, and the addresses are not authenticated. Everything received from a peer
+//! is validated by a `parse` function of this module.
 
 use crate::acm::addr;
 pub use crate::acm::addr::IP_HEADER;
@@ -87,7 +87,7 @@ impl ConnData {
     }
 
     /// Parses and validates a peer's private data, which the kernel pads to the transport's length.
-    /// Returns `None` if it is too short, of another protocol version, or unusable.
+    /// Returns `None` if the data is too short, has another protocol version, or is unusable.
     pub fn parse(bytes: &[u8]) -> Option<ConnData> {
         let ([version, flags, c0, c1, _, _, _, scaled], rest) = bytes.split_first_chunk()?;
         let (sgl, rest) = rest.split_first_chunk()?;
@@ -183,9 +183,9 @@ impl Message {
         op << OP_SHIFT | data & MAX_DATA
     }
 
-    /// Parses immediate data in host byte order. Returns `None` for undefined operations and control
-    /// messages, and for an index beyond any iomap. The caller validates the numbers against the
-    /// connection.
+    /// Parses immediate data in host byte order. Returns `None` for undefined operations and
+    /// control messages, and for an index beyond any iomap. The caller validates the numbers
+    /// against the connection.
     #[inline]
     pub fn parse(word: u32) -> Option<Message> {
         if word <= MAX_DATA {

@@ -26,7 +26,7 @@ pub fn create_id(fd: RawFd, uid: u64, ps: u16, qp_type: u8) -> Result<u32> {
 
 /// DESTROY_ID. Returns the number of events that the kernel has reported for the id.
 pub fn destroy_id(fd: RawFd, id: u32) -> Result<u32> {
-    // SAFETY: this is such a command.
+    // SAFETY: the command has the structures of DESTROY_ID.
     unsafe { end(fd, RDMA_USER_CM_CMD_DESTROY_ID, id) }
 }
 
@@ -242,9 +242,9 @@ pub fn leave_mcast(fd: RawFd, handle: u32) -> Result<u32> {
     unsafe { end(fd, RDMA_USER_CM_CMD_LEAVE_MCAST, handle) }
 }
 
-/// GET_EVENT: waits for the next event, which the kernel writes to `answer`. All of `answer` is zero before. If the
-/// thread is cancelled meanwhile, calls `cancelled`, with true if the kernel has already handed
-/// over an event ([`cancel`]).
+/// GET_EVENT: waits for the next event. The kernel writes it to `answer`, all bytes of which the
+/// caller has set to zero. If the thread is cancelled meanwhile, calls `cancelled`, with true if
+/// the kernel has already handed over an event ([`cancel`]).
 ///
 /// # Errors
 /// Fails with `EAGAIN` if the channel is `O_NONBLOCK` and has no event.

@@ -35,11 +35,12 @@ unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
     unsafe { issue_filled(fd, cmd, out, |place: &mut T| *place = body) }
 }
 
-/// Like [`issue`], for a command with an answer, which is `answer` until the kernel writes it. `body`
-/// makes the structure with the address for the answer.
+/// Like [`issue`], for a command with an answer, whose initial value is `answer`. `body` makes the
+/// command's structure from the address of the answer.
 ///
 /// # Safety
-/// The structure is as [`issue`] requires it. The kernel's answer is an `A`, which consists of numbers.
+/// The structure is as [`issue`] requires it. The kernel's answer is an `A`, which consists of
+/// numbers.
 unsafe fn ask<A, T>(fd: RawFd, cmd: u32, mut answer: A, body: impl FnOnce(u64) -> T) -> Result<A> {
     let body = body(response(&raw mut answer));
     // SAFETY: the body fits `cmd`: guaranteed by the caller. The answer is writable for its size.

@@ -117,7 +117,8 @@ fn is_refused(result: c_int) -> bool {
 unsafe fn ring(qp: NonNull<ibv_qp>) -> Result<()> {
     // SAFETY: `qp` is live: guaranteed by the caller.
     let (file, handle) = unsafe { ((*(*qp.as_ptr()).context).cmd_fd, (*qp.as_ptr()).handle) };
-    // No work requests: they are in the queue. The kernel checks the size of one.
+    // The command has no work requests, which are in the queue already. The kernel still checks the
+    // size of a work request.
     let wqe_size = size_of::<ib_uverbs_send_wr>() as u32;
     let command = ib_uverbs_post_send { qp_handle: handle, wqe_size, ..Default::default() };
     let mut first_bad = 0_u32;

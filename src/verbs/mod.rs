@@ -80,10 +80,11 @@ impl DeviceList {
     pub fn new() -> Result<DeviceList> {
         static INITIALIZED: AtomicBool = AtomicBool::new(false);
         if !INITIALIZED.load(Ordering::Relaxed) {
-            // libibverbs initializes itself as a part of making the first list, once in a process: if
-            // that fails, or a driver cannot be loaded, it never finds the devices in this process.
-            // It has at most a folder, and a file in it or a library, open at a time: two
-            // descriptors suffice for rdma-core 44.0 and 65.0.
+            // libibverbs initializes itself while it makes the first list, once in a process: if
+            // the initialization fails, or a driver cannot be loaded, libibverbs never finds the
+            // devices in this process. So check that two descriptors are available. libibverbs of
+            // rdma-core 44.0 and 65.0 needs no more: it has at most a directory, and a file in it
+            // or a library, open at a time.
             let _spare = [EventFd::new()?, EventFd::new()?];
             INITIALIZED.store(true, Ordering::Relaxed);
         }

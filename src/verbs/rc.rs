@@ -68,8 +68,8 @@ impl CompletionChannel {
     /// # Safety
     /// The context stays open for as long as the result lives.
     pub unsafe fn new(context: NonNull<ibv_context>) -> Result<CompletionChannel> {
-        // Channels use the vectors in turn, which spreads the interrupts of many connections over the
-        // CPUs; processes start at different vectors.
+        // Channels use the vectors in turn, which spreads the interrupts of many connections over
+        // the CPUs; processes start at different vectors.
         static TURN: AtomicU32 = AtomicU32::new(0);
         // SAFETY: the context is open: guaranteed by the caller.
         let (channel, vectors) =

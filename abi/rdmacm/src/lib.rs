@@ -38,7 +38,7 @@ fn quick_status(call: Call, run: impl FnOnce() -> Result<()>) -> c_int {
     report_quick(call, -1, || run().map(|()| 0))
 }
 
-/// Runs a call that takes an object back from the program, and drops it.
+/// Runs a call that takes an object back from the program, and drops the object.
 fn free<T>(name: &'static str, take: impl FnOnce() -> T) {
     report(Call::new(name), (), || {
         drop(take());

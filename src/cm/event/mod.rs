@@ -205,8 +205,8 @@ names! {
 }
 
 /// Copies the parameters of `raw` to `param`, all bytes of which are zero: `arg` of a user event or
-/// internal event, `ud` if the id of the event is for datagrams, otherwise `conn`. `param` then points
-/// to the private data in `raw`.
+/// internal event, `ud` if the id of the event is for datagrams, otherwise `conn`. `param` then
+/// points to the private data in `raw`.
 pub fn decode(raw: &rdma_ucm_event_resp, datagrams: bool, param: &mut rdma_cm_event_param) {
     // SAFETY: zeros are a value of `param`, whose members are numbers and pointers. Any bytes are a
     // value of `raw.param`, whose members are numbers.

@@ -251,8 +251,8 @@ impl<H: Clone> Peer<H> {
         self.qp = Some(answer);
     }
 
-    /// Drops a path to another address, before the peer's QP is set to one at `address`. After a
-    /// failed search, the delay before the next one remains.
+    /// Drops a path to an address other than `address`, which the peer's new QP has. After a failed
+    /// search, the delay before the next search remains.
     fn drop_path_unless_to(&mut self, address: IpAddr) {
         if self.address() != Some(address) && !matches!(self.path, Path::Failed(_)) {
             self.path = Path::Unknown;

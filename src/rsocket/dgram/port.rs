@@ -81,7 +81,7 @@ pub(super) struct Port {
     id: CmId,
 }
 
-/// A CQ, and whether it is armed, or has raised an event that was not read.
+/// A CQ. `armed`: it is armed, or has raised an event that was not read.
 struct Cq {
     completions: CompletionQueue,
     armed: bool,
@@ -320,7 +320,7 @@ impl Port {
 
     /// Reads the pending completion events.
     pub fn take_event(&mut self) {
-        // Both CQs may have raised one.
+        // Both CQs may have raised an event.
         while self.recv_cq.armed || self.send_cq.armed {
             // SAFETY: the channel is live. It is non-blocking.
             match unsafe { self.channel.handle().take() } {

@@ -180,11 +180,11 @@ impl Dgram {
 /// Fails for options of the UDP socket that the program must not set.
 fn check_is_allowed(level: c_int, name: c_int) -> Result<()> {
     match (level, name) {
-        // These add messages to the socket's error queue, which the program cannot read.
+        // These options add messages to the socket's error queue, which the program cannot read.
         (libc::IPPROTO_IP, libc::IP_RECVERR)
         | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
         | (SOL_SOCKET, libc::SO_TIMESTAMPING) => Err(Errno::ENOTSUP),
-        // These join or split packets, so that headers would end up between the data.
+        // These options join or split packets, so that headers would end up between the data.
         (libc::IPPROTO_UDP, libc::UDP_CORK | UDP_ENCAP | UDP_SEGMENT | UDP_GRO) => Err(Errno::new(libc::ENOPROTOOPT)),
         _ => Ok(()),
     }

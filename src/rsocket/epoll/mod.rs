@@ -242,8 +242,8 @@ fn check_exclusive(interest: Interest) -> Result<()> {
 /// The queue of members to poll although none of their descriptors is readable: a FIFO that
 /// contains each member once. The eventfd is readable while the queue is not empty.
 ///
-/// Notices take the lock with an rsocket's list of watchers locked. The only system calls made with
-/// the lock held are reading and writing the eventfd.
+/// A notice takes the queue's lock while it holds the lock of an rsocket's list of watchers. The
+/// only system calls made with the queue's lock held are reading and writing the eventfd.
 struct Queue {
     state: Mutex<QueueState>,
     event: EventFd,

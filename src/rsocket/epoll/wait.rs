@@ -165,9 +165,9 @@ impl Epoll {
         Ok(self.report(member, &snapshot, ready, None, queued || !leave_event))
     }
 
-    /// Reports the bits of a member, if it may be reported. `edges` is as for [`Member::decide`]. If
-    /// a level-triggered member stays enabled, it is queued if `queue` is set; otherwise an unread
-    /// event keeps the main epoll readable.
+    /// Reports the bits of a member, if it may be reported. `edges` is as for [`Member::decide`].
+    /// If a level-triggered member stays enabled, it is queued if `queue` is set; otherwise an
+    /// unread event keeps the main epoll readable.
     fn report(
         &self,
         member: &Arc<Member>,

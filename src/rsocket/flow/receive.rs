@@ -455,7 +455,7 @@ impl Receiver {
 const BUSY_HALVES: u32 = 16;
 const BUSY_TIME: u64 = 250;
 
-/// Measures how often halves are advertised, since the buffer has its size.
+/// Measures how often halves were advertised since the buffer got its present size.
 #[derive(Debug, Default)]
 struct Pace {
     /// Number of halves since `start`.

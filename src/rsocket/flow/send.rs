@@ -298,8 +298,8 @@ impl Sender {
     }
 
     /// Reserves a message without stream data (an update of the peer's iomap), which takes a credit
-    /// and `bytes` of the send buffer. Returns its offset in the buffer, and its last work request
-    /// as [`Chunk`] does; `None` if it cannot be sent now.
+    /// and `bytes` of the send buffer. Returns the message's offset in the buffer and its last work
+    /// request, as in a [`Chunk`], or `None` if the message cannot be sent now.
     pub fn take_update(&mut self, bytes: u32) -> Option<(u32, (u64, bool))> {
         if !self.has_credit() || !self.has_space() || bytes > LOW_WATER {
             return None;
@@ -311,8 +311,9 @@ impl Sender {
         Some((self.next, self.push(self.limits.entries_per_message, bytes)))
     }
 
-    /// Reserves an RDMA write without a message. Returns how many of `wanted` bytes it carries,
-    /// their offset in the send buffer, and its work request; `None` if none can be posted now.
+    /// Reserves an RDMA write without a message. Returns how many of the `wanted` bytes the write
+    /// carries, their offset in the send buffer, and the work request, or `None` if no write can be
+    /// posted now.
     pub fn take_write(&mut self, wanted: usize, inline: bool) -> Option<(u32, u32, (u64, bool))> {
         if wanted == 0 || !self.has_space() {
             return None;
@@ -363,8 +364,8 @@ impl Sender {
         self.signal_due = self.last_wr_id + u64::from(until_short.min(self.limits.sq_entries / 4));
     }
 
-    /// Fast path of [`take`](Self::take) while nothing is held: reserves one inline message of `len`
-    /// bytes. Returns `None` if space is short or the message cannot be sent as a whole.
+    /// Fast path of [`take`](Self::take) while nothing is held: reserves one inline message of
+    /// `len` bytes. Returns `None` if space is short or the message cannot be sent as a whole.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn take_inline(&mut self, len: u32) -> Option<Chunk> {

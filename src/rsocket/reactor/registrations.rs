@@ -84,7 +84,7 @@ pub(super) struct Registration {
     /// then.
     was_readable: bool,
     pub service: Arc<dyn Service>,
-    /// For each [`Call`], the time of its timer, if the timer is set, and its number.
+    /// For each [`Call`] whose timer is set, the time and the number of the timer.
     pub times: [Option<(Instant, u64)>; CALLS],
 }
 
@@ -242,7 +242,7 @@ impl Reactor {
             return Some(registration.due(key, Call::Channel));
         }
         let (fd, _) = registration.second?;
-        // If this fails, the program's next call finds what the service would have been called for.
+        // After a failure, the program's next call handles the event that the service misses.
         let _ = self.watch_second(key, fd);
         None
     }

@@ -236,10 +236,11 @@ impl<S, R> Listening<S, R> {
         Some(*begun + time).filter(|&time| time > now)
     }
 
-    /// Takes a slot for a new connection, whose descriptors the caller has. Without a free one,
-    /// evicts the oldest pending connection and returns it with its slot; the caller closes it.
-    /// Returns `None` if there is none to evict, and if it is established, as `evict` reports by
-    /// false: then it is made available to raccept(3), and the request waits.
+    /// Takes a slot for a new connection, whose descriptors the caller has. Without a free slot,
+    /// evicts the oldest pending connection and returns it with its slot; the caller closes the
+    /// connection. Returns `None` if no connection is pending, or if the oldest one is established:
+    /// then `evict` returns false, and the connection becomes available to raccept(3). The request
+    /// waits in both cases.
     pub fn admit(&mut self, evict: impl FnOnce(&S) -> bool) -> Option<(Slot, Option<Arc<S>>)> {
         self.starved = None;
         let own = self.pending.len() + self.ready.len();
@@ -256,8 +257,9 @@ impl<S, R> Listening<S, R> {
         None
     }
 
-    /// Notes that a request that was taken is answered: its connection is added next, or has failed.
-    /// The counter may be 0 if the listener was shut down, and listened again, in between.
+    /// Notes that a request that was taken is answered: its connection is added next, or has
+    /// failed. The counter may be 0 if the listener was shut down and listened again in the
+    /// meantime.
     pub fn answered(&mut self) {
         self.answering = self.answering.saturating_sub(1);
     }
@@ -353,14 +355,14 @@ mod tests {
         assert_eq!(listening.ready_count(), 1);
         // The event thread informs the listener afterwards.
         assert!(matches!(listening.finish(&first, true), Finished::Unknown));
-        // The next one has its own time.
+        // The next connection has its own time.
         assert!(listening.next_eviction(Instant::now()).is_some());
         let (slot, evicted) = listening.admit(Peer::evict).unwrap();
         assert!(Arc::ptr_eq(&evicted.unwrap(), &second) && second.is_evicted.load(Ordering::Relaxed));
         assert!(listening.add_pending(&second, slot));
         second.establish();
         assert!(listening.admit(Peer::evict).is_none() && listening.ready_count() == 2);
-        // There is no handshake to evict.
+        // No pending connection is left to evict.
         assert!(listening.next_eviction(Instant::now()).is_none() && listening.admit(Peer::evict).is_none());
         assert!(Arc::ptr_eq(&listening.next().unwrap(), &first) && listening.admit(Peer::evict).is_some());
     }

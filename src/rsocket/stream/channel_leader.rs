@@ -37,8 +37,8 @@ pub(super) struct Leadership {
     /// The thread that sleeps in the channel, is about to sleep there, or has just woken up
     /// ([`EventSource::this_thread`]); 0 if there is none.
     leader: usize,
-    /// The receive CQ is armed, and its event has not been read: the next message of the peer raises
-    /// an event.
+    /// The receive CQ is armed, and its event has not been read: the next message of the peer
+    /// raises an event.
     pub armed: bool,
 }
 
@@ -49,8 +49,8 @@ impl Leadership {
         self.leader != 0
     }
 
-    /// Returns whether a thread other than `thread` sleeps in the channel. If `thread` itself is the
-    /// leader, its caller is a signal handler that has interrupted the sleeping call.
+    /// Returns whether a thread other than `thread` sleeps in the channel. If `thread` itself is
+    /// the leader, its caller is a signal handler that has interrupted the sleeping call.
     pub fn has_other_leader(&self, thread: usize) -> bool {
         self.has_leader() && self.leader != thread
     }
@@ -112,7 +112,7 @@ pub(super) trait EventSource {
 
 type Guard<'a, S> = LockGuard<'a, <S as EventSource>::State>;
 
-/// Returns whether there is a deadline, and it has passed.
+/// Returns whether the deadline, if there is one, has passed.
 #[inline]
 pub(super) fn has_passed(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
@@ -282,8 +282,8 @@ pub(super) fn arm_receive<S: EventSource>(stream: &S, state: &mut S::State) {
     }
 }
 
-/// Arms the receive CQ unless it is armed. Returns false if that failed, which ends the use of the
-/// channel, or there is no channel.
+/// Arms the receive CQ unless it is armed. Returns false if there is no channel, or if arming
+/// fails, which ends the use of the channel.
 #[expect(clippy::inline_always, reason = "the usual wait is one function")]
 #[inline(always)]
 fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> bool {

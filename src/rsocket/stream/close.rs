@@ -32,8 +32,8 @@ const SHORT_CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 const GRACEFUL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time-out of exit(3) for all streams together.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Shortest and longest interval at which the reactor checks an ending. Between them, it is the time
-/// that the ending has taken.
+/// Shortest and longest interval at which the reactor checks an ending. Between these limits, the
+/// interval is the time that the ending has taken so far.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_INTERVAL: Duration = Duration::from_millis(256);
 /// Divisor of the descriptor limit: a stream that is closed in the background uses two descriptors,
@@ -44,7 +44,7 @@ const CROWDED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Number of streams that are shut down in the background.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
-/// Number of them that the program has closed.
+/// Number of these streams that the program has closed.
 static CLOSED: AtomicUsize = AtomicUsize::new(0);
 /// Counts streams whose background shutdown has finished.
 static FINISHED: Changes = Changes::new();
@@ -69,7 +69,7 @@ struct Ending {
 type Complete = for<'a> fn(&'a Stream, Guard<'a>, Ending) -> Guard<'a>;
 
 impl Ending {
-    /// Creates an ending without a message that need not be graceful.
+    /// Creates an ending that has no message and need not be graceful.
     fn by(deadline: Instant) -> Ending {
         Ending { message: None, deadline, graceful: false, disconnecting: false, call_deadline: None }
     }
@@ -118,8 +118,8 @@ impl Ending {
     }
 }
 
-/// An ending that the reactor checks at intervals. A child of fork(), which counts only its own,
-/// forgets those of its parent.
+/// An ending that the reactor checks at intervals. A child of fork() forgets the endings of its
+/// parent, and counts only its own.
 pub(super) struct Background {
     ending: Ending,
     started: Instant,
@@ -345,8 +345,8 @@ impl Stream {
     }
 
     /// Leaves the rest of rclose(3) to the reactor. Returns the lock if nothing is left to do. Also
-    /// does so, after a short wait for the data, if no descriptor is available or too many streams
-    /// are closed in the background.
+    /// returns the lock, after a short wait for the data, if no descriptor is available or too many
+    /// streams are closed in the background.
     fn close_in_background<'a>(&'a self, state: Guard<'a>, deadline: Instant) -> Option<Guard<'a>> {
         let state = self.end_connection(state, deadline, Stream::leave_to_reactor);
         if state.background.is_none() {
@@ -424,9 +424,9 @@ impl Stream {
         self.release_soon(self.lock());
     }
 
-    /// Closes a stream that only the reactor's threads use, and threads that are about to return.
-    /// The worker thread releases the resources, with commands that may block. The process may exit
-    /// before that.
+    /// Closes a stream that is used only by the reactor's threads and by threads that are about to
+    /// return. The worker thread releases the resources, with commands that may block. The process
+    /// may exit before the worker does so.
     fn release_soon(&self, mut state: Guard<'_>) {
         if !state.move_to(Role::Setup) {
             return self.finish_close(state);
@@ -500,7 +500,7 @@ impl Stream {
         self.notify(Notice::Changed);
         drop(waiting);
         self.lock().rejecting -= 1;
-        // rclose(3) may wait for that.
+        // rclose(3) may wait until no thread rejects requests.
         self.changed.notify();
         streams.for_each(|stream| stream.close_unaccepted());
         result

@@ -201,7 +201,8 @@ pub(super) struct Connection {
     /// Messages are ignored: a receive has failed, or the peer has violated the protocol.
     receive_ended: bool,
     /// Number of threads that wait until another thread stops using the connection without the
-    /// stream's lock. While a thread waits, no thread begins to use it so.
+    /// stream's lock. While a thread waits, no other thread begins to use the connection in this
+    /// way.
     pub waiting: u32,
     /// The connection's entry in the table for rsstat(8).
     entry: Option<socket_table::Entry>,

@@ -358,8 +358,8 @@ impl Stream {
     }
 
     /// Sleeps in the middle of a transfer. Returns the lock if the call goes on. A signal, a
-    /// time-out or O_NONBLOCK ends the call: returns `None` if it has transferred `done` bytes, and
-    /// fails if that is 0.
+    /// time-out or O_NONBLOCK ends the call: returns `None` if the call has transferred `done`
+    /// bytes, and fails if `done` is 0.
     #[inline]
     fn pause<'a>(
         &'a self,
@@ -374,8 +374,8 @@ impl Stream {
         }
         // A socket that was handed over does not wait, as in `receive_waiting`.
         if nonblocking || state.handed_over {
-            // An edge-triggered watcher polled before the buffer filled up: arm send completions, so
-            // that it is woken when space appears, unless there is space already.
+            // An edge-triggered watcher polled before the buffer filled up: arm send completions,
+            // so that it is woken when space appears, unless there is space already.
             if !self.watchers.is_empty() && self.arm_send_cq(&mut state) && self.process_completions(&mut state) {
                 return Ok(Some(state));
             }
@@ -559,8 +559,8 @@ impl State {
         (!is_special).then_some(connection)
     }
 
-    /// Copies buffered data into the buffers, after their first `skip` bytes, unless a thread copies
-    /// data without the lock. Returns the number of bytes.
+    /// Copies buffered data into the buffers, after their first `skip` bytes, unless a thread
+    /// copies data without the lock. Returns the number of bytes.
     ///
     /// # Safety
     /// The buffers are writable for their lengths.

@@ -83,7 +83,7 @@ pub enum Received {
     Unusual,
 }
 
-/// State behind a stream's lock. By default, that of a new socket without an id.
+/// State behind a stream's lock. The default is the state of a new socket without an id.
 #[derive(Default)]
 struct State {
     phase: Phase,

@@ -124,7 +124,7 @@ impl Options {
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.keep_count = positive()?,
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {}
             (libc::IPPROTO_IP, libc::IP_TOS) => self.tos = number_or_byte(value)? as u8,
-            // Given to the id when the socket is bound.
+            // The id gets this option when the socket is bound.
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only = Some(is_on()?),
             (RDMA, RDMA_SQSIZE) => self.sq = entries()?,
             (RDMA, RDMA_RQSIZE) => self.rq = entries()?,

@@ -79,8 +79,8 @@ impl Stream {
     }
 
     /// Locks the state for polling, and sends the held data of a thread that polls for data. Fails
-    /// with the poll bits of a stream that cannot be locked: POLLNVAL in a child of fork(), and none
-    /// if the stream connects in a command that may block: then no event is pending until the
+    /// with the poll bits of a stream that cannot be locked: POLLNVAL in a child of fork(), and
+    /// none if the stream connects in a command that may block: then no event is pending until the
     /// watchers are notified.
     #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
     #[inline(always)]

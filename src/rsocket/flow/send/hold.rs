@@ -123,8 +123,8 @@ impl Sender {
         self.note_space();
     }
 
-    /// Reserves the message of the bytes held, if there are any. It can always be sent, because
-    /// nothing else was sent since they were held.
+    /// Reserves a message with the held bytes, if there are any. The message can always be sent,
+    /// because nothing else was sent since the bytes were held.
     pub fn take_held(&mut self) -> Option<Chunk> {
         let len = mem::take(&mut self.burst.held);
         (len > 0).then(|| self.take_chunk(len, false))
