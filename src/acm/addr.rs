@@ -22,8 +22,8 @@ pub fn ib(gid: Gid, pkey: u16) -> SockaddrIb {
     SockaddrIb { family: AF_IB as u16, pkey, addr: gid, ..SockaddrIb::default() }
 }
 
-/// Returns the address with the service id and mask of `port` in `port_space` (IBTA annex A11).
-/// The mask leaves out the port or the port space if it is 0, so that any value matches.
+/// Returns the address with the service id and mask of `port` in `port_space` (IBTA annex A11). A
+/// port or port space of 0 is left out of the mask, so that any value matches.
 pub fn with_port(ib: SockaddrIb, port_space: u16, port: u16) -> SockaddrIb {
     let space_mask = if port_space == 0 { 0 } else { RDMA_IB_IP_PS_MASK };
     let port_mask = if port == 0 { 0 } else { RDMA_IB_IP_PORT_MASK };

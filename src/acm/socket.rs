@@ -25,7 +25,7 @@ fn poll_timeout(deadline: Deadline) -> Result<c_int> {
 
 /// Connects to a unix stream socket.
 pub fn connect_unix(path: &str, deadline: Deadline) -> Result<OwnedFd> {
-    // Most machines have no daemon: this detects it with one system call instead of three.
+    // Most machines have no daemon: one system call instead of three finds this out.
     if fs::metadata(path).is_err() {
         return Err(Errno::ENOENT);
     }

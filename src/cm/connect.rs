@@ -29,14 +29,14 @@ pub fn connect(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
     operation.complete()
 }
 
-/// Sets the id's RDMA read resources. `peer_has_told`: the id holds the peer's values. Fails like
+/// Sets the id's RDMA read resources. `has_peer_values`: the id holds the peer's values. Fails like
 /// [`check_resources`] and [`params::check_length`].
-fn decide(id: &Id, param: Option<ConnParam<'_>>, peer_has_told: bool) -> Result<()> {
+fn decide(id: &Id, param: Option<ConnParam<'_>>, has_peer_values: bool) -> Result<()> {
     let mut state = id.state();
     let limits = state.bound.map(|bound| bound.limits);
     check_resources(id, param, limits)?;
     params::check_length(&state.connect_data, param)?;
-    let peer = if peer_has_told { (state.initiator_depth, state.responder_resources) } else { (u8::MAX, u8::MAX) };
+    let peer = if has_peer_values { (state.initiator_depth, state.responder_resources) } else { (u8::MAX, u8::MAX) };
     (state.initiator_depth, state.responder_resources) = negotiate(peer, param, limits);
     Ok(())
 }

@@ -471,7 +471,7 @@ mod tests {
         assert!(gone(&[], false));
     }
 
-    /// An open device that no id uses, of this process.
+    /// A device that this process has opened and no id uses.
     fn unused_device(guid: u64) -> Open {
         Open {
             identity: Identity { guid, index: Some(1), name: [0; 64] },

@@ -468,8 +468,7 @@ unsafe impl Send for Domain {}
 
 impl Domain {
     /// Allocates a PD for a connection of `id`. If the device has no more PDs, the connection uses
-    /// the PD that the ids on the device share, without isolation from other connections that do
-    /// so.
+    /// the PD that the ids on the device share, without isolation from other such connections.
     ///
     /// # Errors
     /// Fails with `ENODEV` before the id has a device.

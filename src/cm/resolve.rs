@@ -1,7 +1,7 @@
 //! Binding and resolving: finds the device, the addresses and the path.
 //!
 //! Path records come from the kernel, the program or ibacm in the subnet administrator's wire
-//! format. [`unpack`] converts those that programs see to libibverbs' structure.
+//! format. [`unpack`] converts the records that programs see to libibverbs' structure.
 
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of};
@@ -60,7 +60,7 @@ fn check_families<'a>(af_ib: bool, addresses: impl IntoIterator<Item = &'a SockA
 
 /// Implements rdma_resolve_route(3). The timeout is in milliseconds. `acm_timeout` is
 /// [`acm::ANSWER_TIMEOUT`], or [`acm::CACHED_ANSWER_TIMEOUT`] for threads that must not wait long:
-/// that suffices only if ibacm answers from its cache.
+/// the shorter time suffices only if ibacm answers from its cache.
 pub fn resolve_route(id: &Id, timeout_ms: c_int, acm_timeout: Duration) -> Result<()> {
     let operation = id.operation();
     // On InfiniBand and RoCE, ibacm may know the path. The kernel then reports the route as

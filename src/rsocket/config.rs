@@ -112,7 +112,7 @@ pub fn v6only() -> bool {
     read("/proc/sys/net/ipv6", "bindv6only").is_some_and(|number| number != 0)
 }
 
-/// Returns the size of a send buffer for a requested size: it has room for a datagram.
+/// Returns the size of a send buffer for a requested size. The buffer has room for a datagram.
 pub fn at_least_one_datagram(bytes: u32) -> u32 {
     if bytes < MIN_SEND_BUFFER { SMALL_SEND_BUFFER } else { bytes }
 }

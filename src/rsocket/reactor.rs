@@ -244,8 +244,8 @@ fn note_iteration(start: Instant) {
     LONGEST_ITERATION.fetch_max(iteration, Ordering::Relaxed);
 }
 
-/// Calls `with` with the reactor of this number. Returns `None` if it no longer exists: the program
-/// has closed the descriptors, and other threads were started.
+/// Calls `with` with the reactor of this number. Returns `None` if this reactor no longer exists:
+/// the program has closed its descriptors, and another reactor was started.
 fn with<T>(number: usize, with: impl FnOnce(&mut Reactor) -> Option<T>) -> Option<T> {
     REACTOR.lock().as_mut().filter(|reactor| reactor.number == number).and_then(with)
 }
@@ -286,8 +286,8 @@ extern "C" fn handle_events(number: *mut c_void) -> *mut c_void {
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
             serve(number, event);
         }
-        // Only timers that are due now: one that a service sets again waits for the next iteration,
-        // after other events.
+        // Handle only timers that are due now: a timer that a service sets again waits for the next
+        // iteration, after other events.
         let due = Instant::now();
         for _ in 0..EXPIRED {
             let Some(expired) = with(number, |reactor| reactor.next_expired(due)) else { break };

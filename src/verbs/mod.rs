@@ -233,8 +233,8 @@ pub unsafe fn alloc_pd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_pd>>
 /// # Safety
 /// `pd` is live, and has no objects of this library.
 pub unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) {
-    // SAFETY: `pd` has no objects of ours: guaranteed by the caller. Objects of the program keep
-    // the PD in the kernel until the context is closed.
+    // SAFETY: `pd` has no objects of the library: guaranteed by the caller. Objects of the program
+    // keep the PD in the kernel until the context is closed.
     disabled(|| unsafe { ibv_dealloc_pd(pd.as_ptr()) });
 }
 

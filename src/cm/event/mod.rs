@@ -262,7 +262,7 @@ impl Id {
         result
     }
 
-    /// Waits for the next event of a synchronous id, instead of the event that it keeps.
+    /// Acknowledges the event that a synchronous id keeps, and waits for the id's next event.
     pub(super) fn next_event(&self) -> Result<OwnedEvent> {
         self.drop_event();
         // SAFETY: a synchronous id owns its channel, which lives as long as the id.

@@ -355,8 +355,8 @@ impl State {
         });
     }
 
-    /// Queues a datagram received over UDP. Drops it, as UDP does, if earlier ones already exceed
-    /// the receive buffer.
+    /// Queues a datagram received over UDP. Drops the datagram, as UDP does, if earlier datagrams
+    /// already exceed the receive buffer.
     fn push_copy(&mut self, from: SocketAddr, payload: &[u8]) {
         if self.shut_read || self.copied_bytes > self.options.sizes.receive_buffer as usize {
             return;

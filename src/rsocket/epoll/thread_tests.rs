@@ -219,7 +219,8 @@ fn an_ordinary_member_wakes_a_thread_that_waits() {
     });
 }
 
-/// When several threads of a child use its parent's epoll at the same time, all find it theirs.
+/// Several threads of a child may use the parent's epoll at once: it becomes the child's epoll, and
+/// no call fails.
 #[test]
 fn the_threads_of_a_child_take_the_epoll_over_together() {
     for _ in 0..200 {

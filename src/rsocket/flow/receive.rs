@@ -366,8 +366,8 @@ impl Receiver {
     }
 
     /// Returns whether [`should_grow`](Self::should_grow) or
-    /// [`next_credit_update`](Self::next_credit_update) has something to do: the cheap test after
-    /// every message.
+    /// [`next_credit_update`](Self::next_credit_update) has something to do. This is the cheap test
+    /// after every message.
     #[inline]
     pub fn wants_credit_update(&self) -> bool {
         self.has_buffer() || self.wants_update_after_message()

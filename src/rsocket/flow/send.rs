@@ -83,8 +83,8 @@ pub struct Sender {
     /// before it.
     credit_limit: u16,
     credits_left: u16,
-    /// Maximum number of credits that may stay unused, and how many of them do. Both are 0 except
-    /// on iWARP.
+    /// Maximum number of credits that may stay unused, and the number that stays unused. Both are 0
+    /// except on iWARP.
     spare_credits: u16,
     reserved_credits: u16,
     outstanding: VecDeque<Outstanding>,

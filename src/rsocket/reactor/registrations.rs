@@ -2,7 +2,7 @@
 //!
 //! A cancelled timer stays in the heap until it is the first one, or until the heap is full: then
 //! all cancelled timers are removed. This takes n steps for n timers, but the heap is full only
-//! after as many were cancelled as it has space for beyond those that are set. So setting a timer
+//! once the cancelled timers have used up the space that the set timers left. So setting a timer
 //! takes log n steps on average.
 
 use std::cmp::Reverse;

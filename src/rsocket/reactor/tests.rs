@@ -77,7 +77,7 @@ fn a_busy_service_is_called_for_its_channel_again_whoever_has_read_the_event() {
     unregister(key);
 }
 
-/// Blocks its thread until it is told to go on.
+/// Blocks the thread that calls it until `may_go_on` receives a message.
 struct Blocker {
     event: EventFd,
     entered: Mutex<Sender<()>>,

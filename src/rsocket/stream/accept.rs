@@ -227,7 +227,7 @@ impl Stream {
             _ => false,
         };
         // If the handshake ends after this check, `handshake_done` finds the connection in the
-        // list: it waits for the listener's lock.
+        // list, because it waits for the listener's lock.
         let result = new.lock().handshake_result();
         drop(state);
         match result {

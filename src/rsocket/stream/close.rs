@@ -232,7 +232,7 @@ impl Stream {
     }
 
     /// Shuts down a connection for reading, writing, or both. `complete` waits until all sent data
-    /// has arrived, or leaves that to the reactor. The message of `ending` is added here.
+    /// has arrived, or leaves this wait to the reactor. The message of `ending` is added here.
     fn shut_down<'a>(
         &'a self,
         mut state: Guard<'a>,
@@ -360,7 +360,8 @@ impl Stream {
     }
 
     /// rclose(3) of a stream that is shut down in the background: moves the stream to another
-    /// descriptor. Returns the lock if none is available, or too many streams are being closed.
+    /// descriptor. Returns the lock if no descriptor is available, or too many streams are being
+    /// closed.
     fn detach_fd<'a>(&'a self, mut state: Guard<'a>) -> Option<Guard<'a>> {
         let moved = if has_many_closed(1) { Err(Errno::EMFILE) } else { state.relocate() };
         let Ok(old) = moved else { return Some(state) };

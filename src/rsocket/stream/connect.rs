@@ -114,8 +114,8 @@ impl Stream {
             // As with TCP, the next call reports the failure of an attempt in the background, even
             // if SO_ERROR has returned the error.
             Phase::Failed { .. } => return Err(state.report_failed_attempt().unwrap_or(Errno::ECONNABORTED)),
-            // As with TCP, a blocking call waits for the attempt that another one has begun, which
-            // a signal may have interrupted.
+            // As with TCP, a blocking call waits for the attempt of an earlier call, which a signal
+            // may have interrupted.
             Phase::Connecting(_) => in_progress = Errno::EALREADY,
             Phase::Connected | Phase::Disconnected if state.success_unreported => return state.report_success(),
             _ => return Err(Errno::EISCONN),

@@ -150,7 +150,8 @@ pub(super) struct Channel {
     /// The device was removed: the channel reports no more events.
     pub device_gone: bool,
     pub watch: Watch,
-    /// Number of times that the reactor was told to watch because the connection is new.
+    /// Number of times that the reactor was asked to watch the channel because the connection is
+    /// new.
     pub start_pauses: u32,
 }
 
