@@ -4,9 +4,10 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Returns the lowest number for descriptors of the library under these limits (RLIMIT_NOFILE).
-/// This is the soft limit, above the program's numbers, if the hard limit leaves enough room there.
-/// Otherwise the program keeps the lower half, or the 1024 numbers of select(2) if those are fewer.
+/// Returns the lowest descriptor that the library uses for itself under these limits
+/// (RLIMIT_NOFILE). This is the soft limit, above the program's descriptors, if the hard limit
+/// leaves enough room there. Otherwise the program keeps the lower half of the soft limit, or the
+/// 1024 descriptors of select(2) if these are fewer.
 pub const fn lowest_library_fd(soft: u64, hard: u64) -> i32 {
     const SELECT: u64 = 1024;
     const MANY: u64 = 1 << 19;
@@ -22,8 +23,8 @@ pub const fn lowest_library_fd(soft: u64, hard: u64) -> i32 {
 /// The private level.
 pub const LEVEL: i32 = 0x7273_6f63;
 
-/// `rsetsockopt`, any descriptor: the library's own descriptors get high numbers from now on, so
-/// that the program's descriptors get the numbers that they would have without RDMA.
+/// `rsetsockopt`, any descriptor: the library's own descriptors are high ones from now on, so that
+/// the program gets the descriptors that it would get without RDMA.
 pub const RESERVE_LOW_FDS: i32 = 1;
 
 /// `rgetsockopt`, any descriptor: an int, 1 if the descriptor is the library's own. A program that

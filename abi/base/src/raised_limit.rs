@@ -1,10 +1,10 @@
-//! Raises the soft limit of descriptors for a moment, for numbers beyond it.
+//! Raises the soft limit of descriptors for a moment, for descriptors beyond it.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::errno;
 
-/// Returns RLIMIT_NOFILE: one more than the highest descriptor number that the process may have now
+/// Returns RLIMIT_NOFILE: one more than the highest descriptor that the process may have now
 /// (soft), and one more than the highest that it may ask for (hard).
 pub fn limits() -> libc::rlimit {
     limits_of(libc::RLIMIT_NOFILE)

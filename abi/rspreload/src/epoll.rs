@@ -120,8 +120,8 @@ fn add_side(epfd: c_int, first: Option<c_int>, side: c_int, index: u32) -> Resul
     if sockets::epoll_ctl(epfd, EPOLL_CTL_ADD, side, Some(mark(side))) != 0 {
         return Err(errno::get());
     }
-    for (number, word) in (0..).zip(words) {
-        if number == index {
+    for (at, word) in (0..).zip(words) {
+        if at == index {
             word.store(side + 1, Ordering::Release);
         } else if first.is_none() {
             word.store(0, Ordering::Release);
@@ -129,7 +129,7 @@ fn add_side(epfd: c_int, first: Option<c_int>, side: c_int, index: u32) -> Resul
     }
     let entry = Entry { kind: Kind::Epoll, flags: 0, handle: side };
     if first.is_none() && !table::replace(epfd, None, Some(entry)) {
-        // The descriptor was closed meanwhile, and its number may be in use again.
+        // The descriptor was closed meanwhile, and may be in use again.
         sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, side, None);
         return Err(EBADF);
     }

@@ -121,7 +121,7 @@ fn clear_entry(fd: c_int) {
 
 /// Drops the entry of a descriptor that was closed without an intercepted call (fclose(3),
 /// close_range(2)). Does not close an inherited rsocket: its own descriptors may have been closed
-/// in the same way, and their numbers may refer to other files by now.
+/// without an intercepted call, too, and may refer to other files by now.
 #[cold]
 fn drop_stale(before: Entry) {
     if before.kind == Kind::Socket && before.is_inherited() {
@@ -191,7 +191,7 @@ pub fn current_entry(fd: c_int) -> Option<Entry> {
 }
 
 /// Whether `fd` has the entry of an rsocket, but is no socket: the placeholder was closed without
-/// an intercepted call, and its number was reused. A new socket cannot be told from the
+/// an intercepted call, and the descriptor was reused. A new socket cannot be told from the
 /// placeholder.
 fn is_stale(fd: c_int, entry: Entry) -> bool {
     let is_other = |status: libc::stat| status.st_mode & libc::S_IFMT != libc::S_IFSOCK;

@@ -14,8 +14,8 @@ use crate::sockets::{self, kernel};
 use crate::table::Growing;
 use crate::{errno, next_symbol};
 
-/// Duplicates a descriptor for the library, at a high number that the program does not need.
-/// Returns the new descriptor, or -1.
+/// Duplicates a descriptor for the library. Returns a high descriptor, which the program does not
+/// need, or -1.
 fn duplicate_high(fd: c_int) -> c_int {
     let limit = limits();
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max);
@@ -88,7 +88,7 @@ pub fn is_inheritable(fd: c_int) -> bool {
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
-/// Whether the soft limit permits a descriptor with the number `fd`.
+/// Whether the soft limit permits the descriptor `fd`.
 pub fn is_possible(fd: c_int) -> bool {
     libc::rlim_t::try_from(fd).is_ok_and(|fd| fd < limits().rlim_cur)
 }
@@ -123,7 +123,7 @@ fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
         if entries.is_empty() {
             break;
         }
-        each_number(entries, |fd| {
+        each_fd(entries, |fd| {
             if fd != folder {
                 call(fd);
             }
@@ -133,16 +133,16 @@ fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
     true
 }
 
-/// Calls `call` with each name in a buffer of `struct linux_dirent64` that is a number.
-fn each_number(mut entries: &[u8], mut call: impl FnMut(c_int)) {
+/// Calls `call` with the descriptors among the names in a buffer of `struct linux_dirent64`.
+fn each_fd(mut entries: &[u8], mut call: impl FnMut(c_int)) {
     const NAME: usize = mem::offset_of!(libc::dirent64, d_name);
     const LENGTH: usize = mem::offset_of!(libc::dirent64, d_reclen);
     while let Some(&[low, high]) = entries.get(LENGTH..LENGTH + 2) {
         let length = usize::from(u16::from_ne_bytes([low, high])).clamp(NAME, entries.len());
         let (entry, following) = entries.split_at(length);
         let name = entry[NAME..].split(|&byte| byte == 0).next().unwrap_or(&[]);
-        if let Some(number) = core::str::from_utf8(name).ok().and_then(|name| name.parse().ok()) {
-            call(number);
+        if let Some(fd) = core::str::from_utf8(name).ok().and_then(|name| name.parse().ok()) {
+            call(fd);
         }
         entries = following;
     }
@@ -161,15 +161,15 @@ fn mark(fd: c_int) -> c_int {
     fd
 }
 
-/// Duplicates a descriptor for the library, at a high number if possible. Returns the new
+/// Duplicates a descriptor for the library, to a high one if possible. Returns the new
 /// descriptor, or -1.
 pub fn duplicate(fd: c_int) -> c_int {
     let high = duplicate_high(fd);
     mark(if high < 0 { kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } else { high })
 }
 
-/// Moves a new descriptor of the library to a high number if possible. Returns its final number.
-/// `low` may be -1, which is returned.
+/// Replaces the library's new descriptor `low` by a high one if possible. Returns the descriptor
+/// that is left. `low` may be -1, which is returned.
 pub fn relocate(low: c_int) -> c_int {
     let high = if low < 0 { low } else { duplicate_high(low) };
     if high < 0 {
@@ -179,7 +179,7 @@ pub fn relocate(low: c_int) -> c_int {
     mark(high)
 }
 
-/// Creates a descriptor of the library with [`make`], and moves it to a high number if possible.
+/// Creates a descriptor of the library with [`make`], and replaces it by a high one if possible.
 /// Returns the descriptor, or -1.
 pub fn create(call: impl Fn() -> c_int) -> c_int {
     relocate(make(call))
@@ -218,7 +218,7 @@ mod tests_of_open_fds {
     use super::*;
 
     #[test]
-    fn numbers_are_below_the_limit() {
+    fn descriptors_are_below_the_limit() {
         let limit = limits().rlim_cur as c_int;
         assert_eq!([-1, 0, limit - 1, limit].map(is_possible), [false, true, true, false]);
     }

@@ -49,8 +49,8 @@ pub fn hand_over(side: c_int, member: c_int, fd: c_int, epfd: c_int) {
     let _ = rdma::set(side, (base::private::LEVEL, base::private::HAND_OVER), &handover);
 }
 
-/// Address and number of librdmacm's marks ([`base::private::Marks`]). The address is NULL until an
-/// rsocket exists, and with rdma-core's librdmacm. The number is stored first.
+/// Address and number of the words of librdmacm's marks ([`base::private::Marks`]). The address is
+/// NULL until an rsocket exists, and with rdma-core's librdmacm. The number is stored first.
 static MARK_WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 static MARK_COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -73,7 +73,7 @@ pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Result<T, c_int>
 }
 
 /// Whether librdmacm has marked `fd` as its own; `None` if there are no marks. A mark may be stale:
-/// the program may have closed the descriptor without an intercepted call and reused its number.
+/// the program may have closed the descriptor without an intercepted call and reused it.
 /// Makes no system call.
 #[inline]
 pub fn has_mark(fd: c_int) -> Option<bool> {

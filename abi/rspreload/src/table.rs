@@ -154,12 +154,12 @@ impl<T: Plain> Growing<T> {
     /// Returns the chunk, the index in the chunk, and the chunk's length.
     #[inline(always)]
     fn index(fd: c_int) -> Option<(usize, usize, usize)> {
-        let number = usize::try_from(fd).ok()?;
-        if number < FIRST {
-            return Some((0, number, FIRST));
+        let fd = usize::try_from(fd).ok()?;
+        if fd < FIRST {
+            return Some((0, fd, FIRST));
         }
-        let top = number.ilog2() as usize;
-        Some((top + 1 - FIRST.trailing_zeros() as usize, number - (1 << top), 1 << top))
+        let top = fd.ilog2() as usize;
+        Some((top + 1 - FIRST.trailing_zeros() as usize, fd - (1 << top), 1 << top))
     }
 
     /// Returns the word of a descriptor, or `None` if its chunk has no memory yet
@@ -302,8 +302,9 @@ pub fn drop(rsocket: c_int) -> bool {
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok_and(|before| before as u32 == 1)
 }
 
-/// Takes the lowest free index for another descriptor of `rsocket`, and returns it. Epoll instances
-/// tell the descriptors of one rsocket apart by the index, as the kernel does by their numbers.
+/// Takes the lowest free index for another descriptor of `rsocket`, and returns it. By the index,
+/// epoll instances tell the descriptors of one rsocket apart, as the kernel does with the
+/// descriptors of one file.
 pub fn index_of(rsocket: c_int) -> u32 {
     let Some(word) = REFERENCES.get(rsocket) else { return 0 };
     let lowest = |now: u64| (now >> INDEX_BITS).trailing_ones().min(LAST_INDEX);
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_has_a_place_of_its_own() {
+    fn every_descriptor_has_a_place_of_its_own() {
         let index = Growing::<AtomicU64>::index;
         assert_eq!(index(-1), None);
         assert_eq!(index(0), Some((0, 0, FIRST)));
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn each_number_of_an_rsocket_has_an_index() {
+    fn each_descriptor_of_an_rsocket_has_an_index() {
         let rsocket = FAR + 4;
         first(rsocket, 0).unwrap();
         assert_eq!((index_of(rsocket), index_of(rsocket), index_of(rsocket)), (1, 2, 3));

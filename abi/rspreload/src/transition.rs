@@ -123,7 +123,7 @@ pub fn is_auto(entry: Entry) -> bool {
 }
 
 /// Whether `entry` belongs to a descriptor for `rsocket`, an rsocket of automatic mode.
-pub fn is_number_of(rsocket: c_int, entry: Entry) -> bool {
+pub fn is_entry_of(rsocket: c_int, entry: Entry) -> bool {
     is_auto(entry) && entry.handle == rsocket
 }
 

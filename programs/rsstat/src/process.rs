@@ -19,12 +19,12 @@ pub struct Process {
 
 /// Returns the processes with the PIDs in `wanted`, or all if it is empty, ordered by PID.
 pub fn all(wanted: &[u32]) -> io::Result<Vec<Process>> {
-    let mut numbers: Vec<u32> = fs::read_dir("/proc")?
+    let mut pids: Vec<u32> = fs::read_dir("/proc")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|pid| wanted.is_empty() || wanted.contains(pid))
         .collect();
-    numbers.sort_unstable();
-    Ok(numbers.into_iter().map(Process::new).collect())
+    pids.sort_unstable();
+    Ok(pids.into_iter().map(Process::new).collect())
 }
 
 impl Process {
@@ -82,7 +82,7 @@ impl Process {
         let status = fs::read_to_string(self.folder.join("status")).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
         match line {
-            Some(numbers) => numbers.split_whitespace().next_back()?.parse().ok(),
+            Some(pids) => pids.split_whitespace().next_back()?.parse().ok(),
             // A kernel without PID namespaces.
             None => Some(self.pid),
         }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fifo_behind_a_recycled_number_does_not_block() {
+    fn a_fifo_behind_a_reused_descriptor_does_not_block() {
         let folder = std::env::temp_dir().join(format!("rsstat-fifo.{}", std::process::id()));
         fs::create_dir_all(folder.join("fd")).unwrap();
         let path = CString::new(folder.join("fd/5").as_os_str().as_bytes()).unwrap();

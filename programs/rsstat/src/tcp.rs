@@ -158,10 +158,10 @@ mod tests {
         let many = line("10.0.0.1:4001", "10.0.0.2:80", 3);
         let (token, accepted) = (line("10.0.0.1:5000", "10.0.0.1:80", 4), line("10.0.0.1:80", "10.0.0.1:5000", 5));
         let found = [(3, &listener), (4, &client), (5, &accepted), (7, &client), (1024, &token), (1025, &client)];
-        let numbers = |found: &[(i32, &Line)]| programs(found, 1024).iter().map(|(fd, _)| *fd).collect::<Vec<_>>();
-        assert_eq!(numbers(&found), [3, 4, 7], "neither a copy nor a connection inside the process");
+        let fds = |found: &[(i32, &Line)]| programs(found, 1024).iter().map(|(fd, _)| *fd).collect::<Vec<_>>();
+        assert_eq!(fds(&found), [3, 4, 7], "neither a copy nor a connection inside the process");
         let found = [(4, &client), (1024, &token), (1025, &accepted), (1026, &many), (1027, &listener)];
-        assert_eq!(numbers(&found), [4, 1026, 1027], "a program with many descriptors");
+        assert_eq!(fds(&found), [4, 1026, 1027], "a program with many descriptors");
     }
 
     #[test]

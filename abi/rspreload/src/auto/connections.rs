@@ -18,7 +18,7 @@ use crate::sockets::{self, SockAddr, kernel, rdma};
 use crate::table::{Entry, Growing, Kind};
 use crate::thread::Lock;
 use crate::transition::{self, Moving};
-use crate::transition::{is_auto, is_number_of};
+use crate::transition::{is_auto, is_entry_of};
 use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi, table, tcp};
 
 /// The fields of an index. Descriptors are stored plus one; 0 for none.
@@ -287,8 +287,8 @@ pub fn start_forwarding(index: usize) {
     fence(SeqCst);
     let demote_all = || {
         table::each(|fd, entry| {
-            if is_number_of(rsocket, entry) {
-                demote_number(fd, rsocket, index);
+            if is_entry_of(rsocket, entry) {
+                demote_fd(fd, rsocket, index);
             }
         });
     };
@@ -308,15 +308,15 @@ pub fn demote_copy(fd: c_int, rsocket: c_int) {
     fence(SeqCst);
     let Some(index) = index_of(rsocket) else { return };
     if PRIVATE.get(index).is_some_and(|private| private.demoted.load(SeqCst)) {
-        demote_number(fd, rsocket, index);
+        demote_fd(fd, rsocket, index);
     }
 }
 
-fn demote_number(fd: c_int, rsocket: c_int, index: usize) {
+fn demote_fd(fd: c_int, rsocket: c_int, index: usize) {
     // epoll_ctl(2) on `fd` waits until this is dropped.
     let moving = Moving::begin(fd);
     // Try again if another thread has changed the entry's flags.
-    while let Some(entry) = table::get(fd).filter(|&entry| is_number_of(rsocket, entry)) {
+    while let Some(entry) = table::get(fd).filter(|&entry| is_entry_of(rsocket, entry)) {
         if table::replace(fd, Some(entry), Some(forwarded(fd, index, generation(index)))) {
             epoll::hand_over_to_kernel(fd, entry);
             drop(moving);

@@ -17,15 +17,15 @@ fn a_stand_in_of_an_ended_process_stands_for_no_other_connection() {
     let accepted = shared::accepted(&stand_in, || Some(80)).unwrap();
     // The slot's process ends, and another thread of this process takes the slot.
     shared::slot(index).unwrap().free();
-    let (_client, number) = crate::calls::tests::connection();
+    let (_client, server) = crate::calls::tests::connection();
     let rsocket = UdpSocket::bind("127.0.0.1:0").unwrap();
     assert_eq!(shared::claim(&stand_in, 80, (&stand_in, &stand_in), (-1, 0)), Some(index));
     assert!(enter(index, rsocket.as_raw_fd(), -1).is_some());
-    assert!(adopt(number.as_raw_fd(), accepted).is_none());
-    assert_eq!(table::get(number.as_raw_fd()), None);
+    assert!(adopt(server.as_raw_fd(), accepted).is_none());
+    assert_eq!(table::get(server.as_raw_fd()), None);
     let accepted = shared::Accepted { generation: shared::slot(index).map_or(0, Slot::generation), ..accepted };
-    assert!(adopt(number.as_raw_fd(), accepted).is_some());
-    let entry = table::swap(number.as_raw_fd(), None);
+    assert!(adopt(server.as_raw_fd(), accepted).is_some());
+    let entry = table::swap(server.as_raw_fd(), None);
     assert_eq!(entry.map(|entry| entry.handle), Some(rsocket.as_raw_fd()));
     assert!(table::drop(rsocket.as_raw_fd()));
     leave(index);

@@ -37,7 +37,7 @@ static ACCEPTING: Lock = Lock::new();
 pub struct Listener {
     state: AtomicU32,
     /// Number of the program's descriptors for this listener.
-    numbers: AtomicU32,
+    fd_count: AtomicU32,
     /// The local address to which the program has bound the socket.
     own: AtomicName,
     backlog: AtomicI32,
@@ -82,7 +82,7 @@ fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
     listener.backlog.store(backlog, SeqCst);
     let v6only = own.family() == AF_INET6 && tcp::is_on(fd, IPPROTO_IPV6, IPV6_V6ONLY);
     listener.v6only.store(v6only, SeqCst);
-    listener.numbers.store(1, SeqCst);
+    listener.fd_count.store(1, SeqCst);
     let entry = Entry { kind: Kind::Listener, flags: 0, handle: index as c_int };
     let prepared = Reason::Busy.unless(shared::prepare() && table::prepare(fd).is_ok());
     let opened = prepared.and_then(|()| listener.open(Some(fd)));
@@ -128,7 +128,7 @@ impl Listener {
     }
 
     fn open_at(&self, fd: Option<c_int>, at: &SockAddr) -> Result<(), Reason> {
-        let free = self.rsockets.iter().find(|number| number.load(SeqCst) == 0).ok_or(Reason::Busy)?;
+        let free = self.rsockets.iter().find(|slot| slot.load(SeqCst) == 0).ok_or(Reason::Busy)?;
         let rsocket = tcp::make_rsocket(at, |rsocket| {
             if self.v6only.load(SeqCst) {
                 let _ = rdma::set(rsocket, (IPPROTO_IPV6, IPV6_V6ONLY), &1);
@@ -150,14 +150,14 @@ impl Listener {
     /// Closes the rsockets.
     fn close(&self) {
         self.is_full.store(false, SeqCst);
-        for number in &self.rsockets {
-            rsocket::close(number.swap(0, SeqCst) - 1);
+        for slot in &self.rsockets {
+            rsocket::close(slot.swap(0, SeqCst) - 1);
         }
     }
 
     /// The rsockets that listen.
     pub fn rsockets(&self) -> impl Iterator<Item = c_int> {
-        self.rsockets.iter().map(|number| number.load(SeqCst) - 1).filter(|&rsocket| rsocket >= 0)
+        self.rsockets.iter().map(|slot| slot.load(SeqCst) - 1).filter(|&rsocket| rsocket >= 0)
     }
 
     /// The address to which the stand-in of a connection is sent: the program's address, or the
@@ -295,7 +295,7 @@ pub fn open() -> impl Iterator<Item = &'static Listener> {
 /// Counts another descriptor of a listener.
 pub fn hold(entry: Entry) {
     if let Some(listener) = of(entry) {
-        listener.numbers.fetch_add(1, SeqCst);
+        listener.fd_count.fetch_add(1, SeqCst);
     }
 }
 
@@ -331,7 +331,7 @@ fn listen_by_tcp_only(reason: Reason, concerns: impl Fn(&Listener) -> bool) {
 /// Called when a descriptor of a listener was closed.
 pub fn release(entry: Entry) {
     let Some(listener) = of(entry) else { return };
-    let is_last = listener.numbers.fetch_sub(1, SeqCst) == 1;
+    let is_last = listener.fd_count.fetch_sub(1, SeqCst) == 1;
     if is_last && listener.state.compare_exchange(OPEN, CLAIMED, SeqCst, SeqCst).is_ok() {
         // Closed at once, since the program may listen at the port again.
         stop(entry);

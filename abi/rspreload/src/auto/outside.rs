@@ -9,7 +9,7 @@ use super::shared::Use;
 use super::{connect, connections, execute_with, listeners, log, release_rsocket};
 use crate::epoll::members;
 use crate::table::{self, Entry, Kind};
-use crate::transition::{is_auto, is_number_of};
+use crate::transition::{is_auto, is_entry_of};
 use crate::{errno, open_fds, process, rsocket};
 
 // connect(2) with AF_UNSPEC, which ends a connection, an attempt or a listener of TCP, so that the
@@ -46,9 +46,9 @@ pub fn leave_rdma(fd: c_int, entry: Entry) {
 /// Removes an rsocket from all its descriptors, and closes it by a reset, as TCP does.
 fn reset(rsocket: c_int) {
     rsocket::reset_when_closed(rsocket);
-    table::each(|number, entry| {
-        if is_number_of(rsocket, entry) && table::replace(number, Some(entry), None) {
-            members::begin(number);
+    table::each(|fd, entry| {
+        if is_entry_of(rsocket, entry) && table::replace(fd, Some(entry), None) {
+            members::begin(fd);
             release_rsocket(entry);
         }
     });
@@ -144,10 +144,10 @@ unsafe fn pass(message: &msghdr) -> Result<(), c_int> {
             return Ok(());
         }
         if (header.cmsg_level, header.cmsg_type) == (SOL_SOCKET, SCM_RIGHTS) {
-            for number in 0..(header.cmsg_len - HEADER) / size_of::<c_int>() {
+            for index in 0..(header.cmsg_len - HEADER) / size_of::<c_int>() {
                 // SAFETY: this control message, whose length was checked, has that many
                 // descriptors.
-                let fd = unsafe { start.add(offset + HEADER).cast::<c_int>().add(number).read_unaligned() };
+                let fd = unsafe { start.add(offset + HEADER).cast::<c_int>().add(index).read_unaligned() };
                 leave_to_kernel(fd)?;
             }
         }

@@ -119,8 +119,8 @@ impl Polled {
         }
     }
 
-    fn get(&self, number: usize) -> Option<(pollfd, Purpose)> {
-        (number < self.count).then(|| (self.fds[number], self.purposes[number]))
+    fn get(&self, index: usize) -> Option<(pollfd, Purpose)> {
+        (index < self.count).then(|| (self.fds[index], self.purposes[index]))
     }
 }
 
@@ -245,21 +245,21 @@ impl Thread {
     }
 
     fn handle(&mut self) {
-        let mut number = 0;
-        while let Some((first, purpose)) = self.polled.get(number) {
-            number += 1;
+        let mut position = 0;
+        while let Some((first, purpose)) = self.polled.get(position) {
+            position += 1;
             match purpose {
                 Purpose::Forward(index) => {
                     // The next element is the forward's second descriptor.
-                    let revents = [first.revents, self.polled.get(number).map_or(0, |(second, _)| second.revents)];
-                    number += 1;
+                    let revents = [first.revents, self.polled.get(position).map_or(0, |(second, _)| second.revents)];
+                    position += 1;
                     self.forwards.step(index.into(), revents);
                 }
                 _ if first.revents == 0 => {}
                 Purpose::Wake => self.read_indexes(first.fd),
                 Purpose::StandIns => handle_stand_ins(first.fd),
-                Purpose::Attempt(number) => {
-                    let is_it = |slot: &&Attempt| slot.ticket() == number && slot.rsocket() == first.fd;
+                Purpose::Attempt(ticket) => {
+                    let is_it = |slot: &&Attempt| slot.ticket() == ticket && slot.rsocket() == first.fd;
                     if let Some(slot) = connect::ready().find(is_it) {
                         slot.finish_by(connect::result);
                     }
@@ -391,8 +391,8 @@ impl WakeSockets {
     fn in_child(&self) {
         self.making.reset();
         self.ends[1].store(0, SeqCst);
-        for number in [&self.ends[0], &self.stand_ins] {
-            open_fds::close(number.swap(0, SeqCst) - 1);
+        for slot in [&self.ends[0], &self.stand_ins] {
+            open_fds::close(slot.swap(0, SeqCst) - 1);
         }
     }
 }

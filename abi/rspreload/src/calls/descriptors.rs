@@ -152,7 +152,7 @@ unsafe fn accept_from(
 
 exports! {
     /// close(2). An rsocket is closed before its placeholder: otherwise another thread could get
-    /// the descriptor's number meanwhile, and lose its entry.
+    /// the descriptor meanwhile, and lose its entry.
     safe fn close(fd: c_int) -> c_int {
         if table::any() && table::get(fd).is_some() { close_known(fd) } else { close_unknown(fd) }
     }
@@ -216,7 +216,8 @@ fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
 
 // dup, dup2, fcntl.
 //
-// The copy of a placeholder is a placeholder. The kernel chooses its number, closes what was there,
+// The copy of a placeholder is a placeholder. The kernel chooses the descriptor, closes what was
+// there,
 // and keeps the descriptor flags. The table gets an entry for the same rsocket, whose reference
 // count goes up.
 
@@ -350,7 +351,7 @@ fn prepare_copy(old: c_int, source: Entry, new: c_int) -> Result<Option<Entry>, 
     // A child that copies a connection usually executes a program next. Forward the data from now
     // on, because a program that only reads would not start the forwarding.
     auto::execute_with(source);
-    // Check `new`, which may be any number, before the table grows for it.
+    // Check `new`, which may be any int, before the table grows for it.
     if !open_fds::is_possible(new) {
         return Err(EBADF);
     }

@@ -21,7 +21,7 @@ pub fn connection() -> (TcpStream, TcpStream) {
 
 /// A placeholder, the kernel socket that acts as its rsocket, and the peer of that socket.
 struct Placeholder {
-    number: UdpSocket,
+    socket: UdpSocket,
     rsocket: TcpStream,
     far: TcpStream,
 }
@@ -33,7 +33,7 @@ impl Placeholder {
         // The descriptors behind placeholders may be higher than all descriptors of the program.
         // SAFETY: fcntl(2) has just returned the descriptor, which nothing else owns.
         let rsocket = unsafe { TcpStream::from_raw_fd(libc::fcntl(rsocket.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 700)) };
-        let placeholder = Placeholder { number: UdpSocket::bind("127.0.0.1:0").unwrap(), rsocket, far };
+        let placeholder = Placeholder { socket: UdpSocket::bind("127.0.0.1:0").unwrap(), rsocket, far };
         table::prepare(placeholder.fd()).unwrap();
         placeholder.becomes(Kind::Socket, placeholder.rsocket.as_raw_fd());
         placeholder
@@ -44,7 +44,7 @@ impl Placeholder {
     }
 
     fn fd(&self) -> c_int {
-        self.number.as_raw_fd()
+        self.socket.as_raw_fd()
     }
 
     /// The peer sends a byte. Returns when it has arrived.
@@ -65,15 +65,15 @@ impl Drop for Placeholder {
 fn select_now(asked: [&[c_int]; 3]) -> (Result<c_int, c_int>, [Vec<c_int>; 3]) {
     // SAFETY: all-zero bytes are an empty set.
     let mut sets: [libc::fd_set; 3] = unsafe { core::mem::zeroed() };
-    let numbers = || asked.iter().copied().flatten().copied();
+    let fds = || asked.iter().copied().flatten().copied();
     // SAFETY: the descriptors are below FD_SETSIZE, and `sets` and `time` outlive the call.
     unsafe {
-        for (set, numbers) in sets.iter_mut().zip(asked) {
-            numbers.iter().for_each(|&fd| libc::FD_SET(fd, set));
+        for (set, fds) in sets.iter_mut().zip(asked) {
+            fds.iter().for_each(|&fd| libc::FD_SET(fd, set));
         }
         let mut time = timeval { tv_sec: 0, tv_usec: 0 };
         let [read, write, except] = &mut sets;
-        let count = numbers().max().map_or(0, |highest| highest + 1);
+        let count = fds().max().map_or(0, |highest| highest + 1);
         let result = waits::select(count, read, write, except, &raw mut time);
         let result = if result < 0 { Err(errno::get()) } else { Ok(result) };
         (result, [0, 1, 2].map(|set| asked[set].iter().copied().filter(|&fd| libc::FD_ISSET(fd, &sets[set])).collect()))
@@ -81,7 +81,7 @@ fn select_now(asked: [&[c_int]; 3]) -> (Result<c_int, c_int>, [Vec<c_int>; 3]) {
 }
 
 #[test]
-fn select_leaves_the_numbers_that_are_ready() {
+fn select_leaves_the_descriptors_that_are_ready() {
     let (data, idle) = (Placeholder::new(), Placeholder::new());
     let [kernel, silent] = [0; 2].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
     data.receives();
@@ -96,7 +96,7 @@ fn select_leaves_the_numbers_that_are_ready() {
 }
 
 #[test]
-fn calls_go_to_what_the_number_stands_for() {
+fn calls_go_to_what_the_descriptor_stands_for() {
     let mut one = Placeholder::new();
     let (fd, mut byte) = (one.fd(), [0_u8; 2]);
     let start = byte.as_mut_ptr().cast::<c_void>();

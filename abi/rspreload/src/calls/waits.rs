@@ -40,8 +40,8 @@ pub fn poll_list(list: &mut [pollfd], timeout: c_int) -> c_int {
 
 /// Whether one of the descriptors is or may become an rsocket. For forwarded connections, tells the
 /// process that forwards that they are used.
-fn are_concerned(numbers: impl Iterator<Item = c_int>) -> bool {
-    numbers.fold(false, |any, fd| match Fd::of(fd) {
+fn are_concerned(fds: impl Iterator<Item = c_int>) -> bool {
+    fds.fold(false, |any, fd| match Fd::of(fd) {
         Fd::Rsocket(_) | Fd::Pending(_) | Fd::Connecting(_) => true,
         Fd::Tracked(entry) => {
             auto::before_wait(entry);
@@ -53,7 +53,7 @@ fn are_concerned(numbers: impl Iterator<Item = c_int>) -> bool {
 
 /// Returns what librdmacm has to poll for `fd`. Decides what a pending socket is, if possible.
 fn asked(fd: &pollfd) -> pollfd {
-    let number = loop {
+    let polled_fd = loop {
         break match Fd::of(fd.fd) {
             Fd::Rsocket(entry) => entry.handle,
             Fd::Pending(entry) => fork::resolve_for_poll(fd.fd, entry).unwrap_or(fd.fd),
@@ -65,15 +65,15 @@ fn asked(fd: &pollfd) -> pollfd {
             Fd::Kernel | Fd::Epoll | Fd::Tracked(_) => fd.fd,
         };
     };
-    pollfd { fd: number, events: fd.events, revents: 0 }
+    pollfd { fd: polled_fd, events: fd.events, revents: 0 }
 }
 
-/// Whether `fd`, for which `number` was polled and is ready, has become another kind of socket.
-fn has_changed(fd: c_int, number: c_int, revents: c_short) -> bool {
+/// Whether `fd`, for which `polled_fd` was polled and is ready, has become another kind of socket.
+fn has_changed(fd: c_int, polled_fd: c_int, revents: c_short) -> bool {
     match Fd::of(fd) {
-        Fd::Rsocket(entry) => number != entry.handle,
-        // `number` was an rsocket whose data is now forwarded.
-        Fd::Kernel | Fd::Tracked(_) => number != fd,
+        Fd::Rsocket(entry) => polled_fd != entry.handle,
+        // `polled_fd` was an rsocket whose data is now forwarded.
+        Fd::Kernel | Fd::Tracked(_) => polled_fd != fd,
         Fd::Connecting(_) => true,
         Fd::Pending(_) => fork::after_poll(fd, revents),
         Fd::Epoll => false,
@@ -179,8 +179,8 @@ impl<'a> Sets<'a> {
     fn members(&self) -> impl Iterator<Item = pollfd> {
         let words = move |at: usize| self.sets.each_ref().map(|set| set.get(at).copied().unwrap_or(0));
         let bits = move |at| if words(at) == [0; 3] { 0..0 } else { at * BITS..(at + 1) * BITS };
-        let numbers = (0..self.count.div_ceil(BITS)).flat_map(bits).take_while(|&fd| fd < self.count);
-        numbers.filter_map(move |fd| {
+        let fds = (0..self.count.div_ceil(BITS)).flat_map(bits).take_while(|&fd| fd < self.count);
+        fds.filter_map(move |fd| {
             let asked = words(fd / BITS).map(|word| word >> (fd % BITS) & 1 != 0);
             let events = asked.iter().zip(KINDS).map(|(&is_asked, kind)| if is_asked { kind.0 } else { 0 });
             let events = events.fold(0, |all, events| all | events);
@@ -332,7 +332,7 @@ mod tests_of_select {
     use super::*;
 
     #[test]
-    fn numbers_of_the_sets() {
+    fn descriptors_in_the_sets() {
         let mut words = [1 | 1 << 5 | 1 << 63, 1 | 1 << 63, !0];
         for (count, expected) in [(128, &[0, 5, 63, 64, 127][..]), (127, &[0, 5, 63, 64]), (6, &[0, 5]), (0, &[])] {
             let sets = Sets { count, sets: [&mut words, &mut [], &mut []] };

@@ -46,7 +46,7 @@ static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 /// Returns `Record::instance` of an epoll instance, or 0 without a record.
 fn instance(epfd: c_int) -> u32 {
-    RECORDS.get(epfd).map_or(0, |number| number.instance.load(SeqCst))
+    RECORDS.get(epfd).map_or(0, |record| record.instance.load(SeqCst))
 }
 
 /// Called before fork(2), after which the child shares the sockets that were made before.
@@ -129,7 +129,7 @@ impl Record {
                     self.more.store(1, SeqCst);
                     return Err(libc::E2BIG);
                 };
-                let instance = RECORDS.get_or_grow(epfd).map_or(0, |number| number.instance.fetch_or(1, SeqCst) | 1);
+                let instance = RECORDS.get_or_grow(epfd).map_or(0, |record| record.instance.fetch_or(1, SeqCst) | 1);
                 member.instance.store(instance, SeqCst);
                 member.events.store(event.events, SeqCst);
                 member.data.store(event.u64, SeqCst);
@@ -167,14 +167,14 @@ pub fn leave(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;
         if epfd >= 0 && sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, None) != 0 {
-            // The instance was closed, and its number may be in use again.
+            // The instance was closed, and its descriptor may be in use again.
             member.epoll.store(0, SeqCst);
         }
     }
 }
 
 /// Makes the descriptor a member of the recorded instances again, as what it is now. Skips an
-/// instance that was closed meanwhile, whose number may be in use again.
+/// instance that was closed meanwhile, whose descriptor may be in use again.
 pub fn join(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;
@@ -188,7 +188,7 @@ pub fn join(fd: c_int) {
 mod tests_of_records {
     use super::*;
 
-    /// Numbers that no descriptor of the tests has.
+    /// Descriptors that no test opens.
     const SOCKET: c_int = 60_000;
     const EPOLL: c_int = 60_001;
 

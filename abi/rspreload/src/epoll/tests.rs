@@ -186,7 +186,7 @@ fn a_thread_that_waits_already_meets_the_first_rsocket() {
 }
 
 #[test]
-fn each_number_of_an_rsocket_is_a_member() {
+fn each_descriptor_of_an_rsocket_is_a_member() {
     let (epoll, other, rsocket) = (Epoll::new(), Epoll::new(), Rsocket::new());
     let copies = [(); 2].map(|()| rsocket.placeholder.try_clone().unwrap());
     for copy in &copies {
@@ -287,7 +287,7 @@ fn an_instance_that_was_closed_is_not_joined_again() {
     closed.control(EPOLL_CTL_ADD, fd, EPOLLOUT, 1).unwrap();
     kept.control(EPOLL_CTL_ADD, fd, EPOLLOUT, 2).unwrap();
     leave(fd);
-    // The number is another instance now.
+    // The descriptor refers to another instance now.
     crate::calls::dup2(Epoll::new().fd(), closed.fd());
     join(fd);
     assert_eq!((closed.wait(9, 0), kept.wait(9, 0)), (vec![], vec![(2, EPOLLOUT as u32)]));

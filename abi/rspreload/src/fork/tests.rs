@@ -270,7 +270,7 @@ fn a_silent_peer_is_served_over_tcp() {
 }
 
 #[test]
-fn a_socket_whose_number_is_copied_stays_tcp() {
+fn a_socket_whose_descriptor_is_copied_stays_tcp() {
     let (mut client, mut server) = connection();
     for socket in [&client, &server] {
         let (fd, before) = (socket.as_raw_fd(), table::get(socket.as_raw_fd()).unwrap());
@@ -290,15 +290,15 @@ fn a_socket_whose_number_is_copied_stays_tcp() {
 #[test]
 fn what_is_closed_meanwhile_is_no_rsocket() {
     let (client, server) = connection();
-    let (fd, number) = (server.as_raw_fd(), client.as_raw_fd());
-    let waiting = table::swap(number, None);
+    let (fd, client_fd) = (server.as_raw_fd(), client.as_raw_fd());
+    let waiting = table::swap(client_fd, None);
     std::thread::scope(|scope| {
         let passive = scope.spawn(|| decide(&server, Intent::Receive));
         // The word shows that the other end listens.
         client.peek(&mut [0; 4]).unwrap();
         // Act as close(2) and a socket(2) that reuses the descriptor at once.
         table::swap(fd, Some(Role::Fresh.entry()));
-        table::swap(number, waiting);
+        table::swap(client_fd, waiting);
         assert!(matches!(decide(&client, Intent::Receive), Ok(Some(_))));
         assert_eq!(passive.join().unwrap(), Ok(None));
     });

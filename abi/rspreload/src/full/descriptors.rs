@@ -59,7 +59,7 @@ exports_and_next! {
         let fd = errno::keeping(|| libc::fileno(file));
         let entry = table::get(fd);
         let result = next::fclose(file);
-        // If another thread has reused the number meanwhile, the entry was replaced already.
+        // If another thread has reused the descriptor meanwhile, the entry was replaced already.
         if let Some(entry) = entry
             && !process::is_guest()
             && table::replace(fd, Some(entry), None)
@@ -129,9 +129,9 @@ exports! {
 }
 
 fn close_each(first: c_uint, last: c_uint) {
-    let number = |number: c_uint| c_int::try_from(number).unwrap_or(c_int::MAX);
+    let to_fd = |fd: c_uint| c_int::try_from(fd).unwrap_or(c_int::MAX);
     errno::keeping(|| {
-        open_fds::each(number(first)..number(last).saturating_add(1), |fd| {
+        open_fds::each(to_fd(first)..to_fd(last).saturating_add(1), |fd| {
             calls::close(fd);
         });
     });
@@ -150,21 +150,21 @@ unsafe extern "C" {
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE;
 }
 
-fn number(cookie: *mut c_void) -> c_int {
+fn fd(cookie: *mut c_void) -> c_int {
     cookie as usize as c_int
 }
 
 unsafe extern "C" fn read(cookie: *mut c_void, buffer: *mut c_char, len: size_t) -> ssize_t {
     // SAFETY: `buffer` is writable for `len` bytes: stdio guarantees it.
-    unsafe { calls::read(number(cookie), buffer.cast(), len) }
+    unsafe { calls::read(fd(cookie), buffer.cast(), len) }
 }
 
 /// Returns 0 after a failure, as fopencookie(3) requires.
 unsafe extern "C" fn write(cookie: *mut c_void, data: *const c_char, len: size_t) -> ssize_t {
     // SAFETY: `data` is readable for `len` bytes: stdio guarantees it.
-    unsafe { calls::write(number(cookie), data.cast(), len) }.max(0)
+    unsafe { calls::write(fd(cookie), data.cast(), len) }.max(0)
 }
 
 extern "C" fn close(cookie: *mut c_void) -> c_int {
-    calls::close(number(cookie))
+    calls::close(fd(cookie))
 }
