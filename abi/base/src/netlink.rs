@@ -28,8 +28,8 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Iterates over the messages of a datagram, up to the first one that is cut short. The bytes are
-/// those not read yet; after the iteration they are no complete message.
+/// Iterates over the messages of a datagram, up to the first one that is cut short. The field has
+/// the bytes that were not read yet; after the iteration it has no complete message.
 #[derive(Clone, Debug)]
 pub struct Messages<'a>(pub &'a [u8]);
 
@@ -52,8 +52,8 @@ impl<'a> Iterator for Messages<'a> {
 pub struct Malformed;
 
 /// Iterates over the attributes of a message: the type, without flags, and the value of each. The
-/// bytes begin with the header of the first one. Bytes that are no complete attribute yield an
-/// error, and end the iteration.
+/// bytes begin with the header of the first attribute. Bytes that are no complete attribute yield
+/// an error, and end the iteration.
 #[derive(Clone, Debug)]
 pub struct Attributes<'a>(pub &'a [u8]);
 

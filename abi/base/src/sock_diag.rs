@@ -45,8 +45,8 @@ pub fn state_and_inode(payload: &[u8]) -> Option<(u8, u32)> {
     Some((*payload.get(1)?, u32_at(payload, ANSWER - 4)?))
 }
 
-/// Returns the bytes that the program has sent, and those that have arrived, from a `struct
-/// tcp_info`. `None` if it is too short.
+/// Returns how many bytes the program has sent and how many have arrived, from a `struct tcp_info`.
+/// Returns `None` if the structure is too short.
 pub fn bytes(info: &[u8]) -> Option<(u64, u64)> {
     let (received, not_sent) = (u64_at(info, 128)?, u32_at(info, 144)?);
     let (sent, sent_again) = (u64_at(info, 200)?, u64_at(info, 208)?);
@@ -62,12 +62,12 @@ pub fn was_established(info: &[u8]) -> bool {
     u32_at(info, 192).is_some_and(|delivered| delivered != 0)
 }
 
-/// Reads a number in the machine's byte order.
+/// Reads a 32-bit number in the machine's byte order.
 pub fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(offset..)?.first_chunk()?))
 }
 
-/// Reads a number in the machine's byte order.
+/// Reads a 64-bit number in the machine's byte order.
 pub fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(*bytes.get(offset..)?.first_chunk()?))
 }

@@ -1,5 +1,5 @@
-//! What the C headers have and cbindgen doesn't: unnamed unions and enumerations, variable arguments, hexadecimal
-//! values, and commas and comments that C90 accepts.
+//! What the C headers have and cbindgen does not write: unnamed unions and enumerations, variable
+//! arguments, hexadecimal values, and commas and comments that C90 accepts.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -13,11 +13,13 @@ const ENUMERATIONS: [&[&str]; 5] = [
     &["RDMA_SQSIZE", "RDMA_RQSIZE", "RDMA_INLINE", "RDMA_IOMAPSIZE", "RDMA_ROUTE"],
 ];
 
-/// Unions without a name in C, each with the name of the member that has it as its type, if the member has one.
+/// Unions without a name in C, each with the name of the member that is such a union; empty for an
+/// unnamed member.
 const UNIONS: [(&str, &str); 4] =
     [("rdma_addr_src", ""), ("rdma_addr_dst", ""), ("rdma_addr_transport", "addr"), ("rdma_cm_event_param", "param")];
 
-/// Finishes the header `text` as cbindgen wrote it: items, with their comments, between empty lines.
+/// Finishes the header `text`. cbindgen has written it as items, with their comments, between empty
+/// lines.
 pub fn finish(text: &str) -> Result<String, Box<dyn Error>> {
     let text = one_line_comments(text)
         .replace("#endif // __cplusplus", "#endif")
@@ -64,8 +66,8 @@ fn take_unions(items: Vec<&str>) -> (HashMap<&str, Vec<&str>>, Vec<&str>) {
     (unions, others)
 }
 
-/// Writes out `unions` where `item` has members of their types. `__extension__`: C99 has no unnamed members, and
-/// -pedantic says so.
+/// Writes out `unions` where `item` has members of their types. Unnamed members are marked with
+/// `__extension__`, because C99 does not have them and -pedantic warns.
 fn unnamed_unions(item: &str, unions: &HashMap<&str, Vec<&str>>) -> String {
     let mut lines = Vec::new();
     for line in item.lines() {
@@ -125,7 +127,7 @@ fn tidy(item: &str) -> String {
     lines.join("\n")
 }
 
-/// A decimal number with its suffix, as it is up to 255 and in hexadecimal from there on; other text as it is.
+/// Returns a decimal number above 255, with its suffix, in hexadecimal; other text as it is.
 fn hexadecimal(text: &str) -> String {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     match digits.parse::<u64>() {

@@ -71,7 +71,7 @@ fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
 
 /// Returns the kernel's error for a descriptor that is no member of `epfd`, or for a bad `epfd`.
 fn not_a_member(epfd: c_int, rsocket: c_int) -> c_int {
-    // Fails: librdmacm's descriptor is in no instance of the program.
+    // This call fails, because librdmacm's descriptor is in no instance of the program.
     sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, rsocket, None);
     errno::get()
 }
@@ -96,7 +96,7 @@ pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
     });
 }
 
-/// Creates a side, or returns the one that another thread has created meanwhile.
+/// Creates the side for an index, or returns the one that another thread has created meanwhile.
 fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     let _held = CHANGING.hold();
     let first = first_side(epfd)?;
@@ -144,7 +144,7 @@ pub fn close_sides(first: c_int) {
     }
 }
 
-/// In a child of fork(2), which does not have the thread that may hold the lock.
+/// Called in a child of fork(2): frees the lock, which another thread of the parent may have held.
 pub fn in_child() {
     CHANGING.reset();
 }
@@ -203,9 +203,9 @@ unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Optio
     Some(if failed && total == 0 { Err(()) } else { Ok(total) })
 }
 
-/// Removes the marks from the events, and stores their sides in `sides`. Each side is a member once,
-/// so it has one mark. Returns the number of events left and of sides, or `None` if there was no
-/// mark.
+/// Removes the marks from the events, and stores their sides in `sides`, as far as they fit. A side
+/// is a member of the instance once, so it has at most one mark. Returns the number of remaining
+/// events and the number of stored sides, or `None` if there was no mark.
 fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<(usize, usize)> {
     let (mut kept, mut found) = (0, 0);
     for index in 0..events.len() {
@@ -233,7 +233,8 @@ static SIDES_OF: Growing<[AtomicI32; table::INDICES]> = Growing::new();
 /// Held while a side is created, and while the sides of an instance are closed.
 static CHANGING: Lock = Lock::new();
 
-/// Returns the first side of an instance. Fails for a socket.
+/// Returns the first side of an instance, or `None` if it has no side. Fails with `EINVAL` for a
+/// socket.
 fn first_side(epfd: c_int) -> Result<Option<c_int>, c_int> {
     match table::get(epfd) {
         None => Ok(None),

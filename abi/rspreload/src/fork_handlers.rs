@@ -1,9 +1,9 @@
 //! What the library does around fork(2): one set of handlers in a fixed order.
 //!
-//! The handlers are registered when the library is loaded, after librdmacm's, on which this library
-//! depends: the C library then calls [`auto::before_fork`] ahead of librdmacm's handler, and the
-//! other two after it. In a process without rsockets the only system calls of the handlers are
-//! getpid(2) and getrlimit(2) in the child.
+//! This library depends on librdmacm, so it is loaded and registers its handlers after librdmacm.
+//! The C library therefore calls [`auto::before_fork`] before librdmacm's handler, and the other
+//! two handlers after librdmacm's. In a process without rsockets the only system calls of the
+//! handlers are getpid(2) and getrlimit(2) in the child.
 
 use libc::pid_t;
 

@@ -32,7 +32,8 @@ pub unsafe trait AnyBytes: Plain {}
 /// before they are set, and for structures of these.
 macro_rules! plain {
     ($($type:ty),* $(,)?) => {$(
-        // SAFETY: integers, bool and pointers, for which all-zero bytes are valid values.
+        // SAFETY: the type consists of integers, bool and pointers, for which all-zero bytes are
+        // valid values.
         unsafe impl $crate::memory::Plain for $type {}
     )*};
 }
@@ -43,7 +44,8 @@ macro_rules! any_bytes {
     ($($type:ty),* $(,)?) => {
         $crate::memory::plain! { $($type),* }
         $(
-            // SAFETY: integers and raw pointers, for which all byte patterns are valid values.
+            // SAFETY: the type consists of integers and raw pointers, for which all byte patterns
+            // are valid values.
             unsafe impl $crate::memory::AnyBytes for $type {}
         )*
     };
@@ -176,7 +178,7 @@ impl<const WORDS: usize> Bits<WORDS> {
         self.0.iter().map(|word| word.load(Ordering::SeqCst).count_ones() as usize).sum()
     }
 
-    /// The numbers.
+    /// Returns the numbers in the set, in ascending order.
     pub fn each(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().enumerate().flat_map(|(word, bits)| {
             let mut left = bits.load(Ordering::SeqCst);

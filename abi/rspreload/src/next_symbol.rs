@@ -109,7 +109,7 @@ macro_rules! function {
         #[doc = concat!("The program's own ", stringify!($name), "; `ENOSYS` if it has none.")]
         ///
         /// # Safety
-        /// The arguments, if there are pointers among them, must be valid for the C function.
+        /// Pointers among the arguments must be valid for the C function.
         #[inline(always)]
         pub $($unsafe)? fn $name($($arg: $type),*) -> $result {
             type Function = unsafe extern "C" fn($($parameters)*) -> $result;

@@ -49,8 +49,8 @@ impl Deadline {
     }
 }
 
-/// Returns the milliseconds until a time of the monotonic clock in nanoseconds, rounded up. It must
-/// be the end of a time-out that was an int.
+/// Returns the milliseconds until `end`, rounded up. `end` is a time of the monotonic clock in
+/// nanoseconds, at which a time-out ends that was given as an int of milliseconds.
 pub fn left_until(end: i64) -> c_int {
     ((end - now()).max(0) as u64).div_ceil(1_000_000) as c_int
 }

@@ -56,7 +56,7 @@ pub fn int(tcp: c_int, level: c_int, name: c_int) -> Option<c_int> {
     kernel::get::<c_int>(tcp, (level, name)).map(|(value, _)| value)
 }
 
-/// Whether such an option is not 0.
+/// Whether a socket option that is an int is set to another value than 0.
 pub fn is_on(tcp: c_int, level: c_int, name: c_int) -> bool {
     int(tcp, level, name).is_some_and(|value| value != 0)
 }

@@ -77,8 +77,8 @@ pub fn announce() {
     wake_all(&DECISIONS);
 }
 
-/// Where a call on a socket goes: to librdmacm for this rsocket, `None` to the next definition of
-/// its name, or nowhere: it fails with this errno.
+/// Where a call on a socket goes. `Some`: to librdmacm, for this rsocket. `None`: to the next
+/// definition of the call's name. `Err`: nowhere, the call fails with this errno.
 pub type Target = Result<Option<c_int>, c_int>;
 
 /// What a call is about to do with a socket that is not decided yet.

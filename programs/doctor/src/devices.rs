@@ -141,7 +141,7 @@ pub fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// Returns the number in a file, such as 0x8001.
+/// Returns the hexadecimal number in a file, such as 0x8001.
 pub fn hexadecimal(path: &str) -> Option<u32> {
     u32::from_str_radix(read(path)?.strip_prefix("0x")?, 16).ok()
 }

@@ -19,10 +19,10 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between two checks whether the child process has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Makes a connection of this machine with itself, and sends data over it.
+/// Connects this machine with itself, and sends data over the connection.
 type Try = fn(Library, IpAddr) -> Result<(), String>;
 
-/// The interfaces that make a connection, by name. rsockets are built on ids, and come after them.
+/// The interfaces to try, by name. rsockets are built on ids, which are therefore tried first.
 const KINDS: [(&str, Try); 2] = [("rdma", rdma::connect), ("rsockets", rsockets::connect)];
 
 /// Tries each usable port with its first IPv4 and its first IPv6 address. All addresses are tried
@@ -90,7 +90,8 @@ fn run_all(tries: &[(&Port, IpAddr)], library: &Path, report: &mut Report) {
     report.about(None);
 }
 
-/// Connects by each kind until one fails. Returns the result of each kind that was tried.
+/// Connects through the interfaces in [`KINDS`] until one fails. Returns the result of each
+/// interface that was tried.
 fn attempts(address: IpAddr, library: &Path) -> Vec<(&'static str, Result<(), String>)> {
     let mut results: Vec<(&str, Result<(), String>)> = Vec::new();
     for (kind, _) in KINDS {

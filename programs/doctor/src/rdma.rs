@@ -238,7 +238,7 @@ unsafe fn create_endpoint(calls: Calls, verbs: Verbs, id: *mut Id) -> Result<End
 }
 
 impl Endpoint {
-    /// Posts a send or receive of the buffer by `post`, the function `name` of the device.
+    /// Posts a send or receive of the buffer with `post`, the device's function `name`.
     ///
     /// # Safety
     /// `post` is a function of the id's device; the id has a QP; the buffer lives until the work

@@ -33,8 +33,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Parses the arguments after the program's name. Prints the help or the version and returns
-    /// `None` if that is what they ask for.
+    /// Parses the arguments after the program's name. If they request the help or the version,
+    /// prints it and returns `None`.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Options>, lexopt::Error> {
         let mut options = Options::default();
         let mut parser = Parser::from_args(arguments);

@@ -140,8 +140,8 @@ fn has_address(fd: c_int, given: &SockAddr, to: &SockAddr) -> bool {
     tcp::family(fd) == Some(given.family()) && (given.family() == to.family() || !v6only())
 }
 
-/// How long a rejection over RDMA is remembered if the result of TCP is not known yet: a client that
-/// retries until the server has started must soon try RDMA again.
+/// How long a rejection over RDMA is remembered if the result of TCP is not known yet: a client
+/// that retries until the server has started must soon try RDMA again.
 const REJECTED_SECONDS: u64 = 2;
 
 /// Begins to connect a non-blocking rsocket in place of the TCP socket `fd`. Returns the rsocket's
@@ -325,8 +325,8 @@ impl Attempt {
         }
         let (fd, copy, rsocket) = (self.fd.load(SeqCst), self.tcp(), self.rsocket());
         let to = self.to.load();
-        // Held until the descriptor is a member of its epoll instances again: `control` changes
-        // the record of these before or afterwards.
+        // Held until the descriptor is a member of its epoll instances again: meanwhile `control`
+        // must not change the record of the instances.
         let moving = Moving::begin(fd);
         let entry = self.entry().filter(|&entry| {
             // If not, the descriptor was closed by a call that is not intercepted, and refers to

@@ -77,8 +77,8 @@ pub fn generation(index: usize) -> u32 {
     PRIVATE.get(index).map_or(0, |private| private.generation.load(SeqCst))
 }
 
-/// Records an rsocket and its stand-in. Returns the slot that was claimed for them, or frees it and
-/// returns `None` without memory.
+/// Records an rsocket and its stand-in, for which the slot `index` was claimed. Returns the slot.
+/// Without memory, frees the slot and returns `None`.
 pub fn enter(index: usize, rsocket: c_int, stand_in: c_int) -> Option<&'static Slot> {
     let (private, slot) = (PRIVATE.get(index)?, shared::slot(index)?);
     let Ok(word) = INDEX_OF.get_or_grow(rsocket) else {
@@ -339,7 +339,7 @@ pub fn forward_from_now(fd: c_int, rsocket: c_int, how: Use) -> Result<(), Reaso
 }
 
 /// Tells the library's thread that another process may use a connection of this process from now
-/// on, so that it forwards the data.
+/// on, so that the thread forwards the data.
 pub fn request_forwarding(index: usize, how: Use) {
     FORKED.set(index);
     shared::want(index, generation(index), how);
@@ -398,7 +398,7 @@ pub fn drain() {
             next_symbol::close(fd);
         }
     });
-    // Every process has closed the other end of a stand-in that is ready.
+    // When a stand-in reports POLLRDHUP, every process has closed its other end.
     let has_ended = |index| sockets::is_ready(stand_in(index), libc::POLLRDHUP);
     let others = || USED.each().filter(|&index| FORKED.has(index) && !has_ended(index));
     let is_sending = |index| {

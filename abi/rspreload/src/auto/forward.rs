@@ -41,7 +41,7 @@ pub struct Forward {
     pub index: usize,
     rsocket: c_int,
     stand_in: c_int,
-    /// By the end from which the data comes, as the pipes.
+    /// The buffers of the pipes. Both are indexed by the end from which the data comes.
     buffers: *mut [[u8; BUFFER]; 2],
     pipes: [Pipe; 2],
     /// The rsocket has failed. Data that has arrived over it still reaches the program.
@@ -114,9 +114,10 @@ impl Forward {
         })
     }
 
-    /// Whether an error at an end ends the connection, although no data is to be moved there: the
-    /// end of its stream was passed on, and the process behind it may be gone. Otherwise the end is
-    /// not polled, because the error would be reported again and again.
+    /// Whether an end is polled for errors while there is no data to move: the end of its stream
+    /// was passed on, the other direction is still open, and the process behind the end may be
+    /// gone. An error then ends the connection. In other cases the end is not polled, because an
+    /// error would be reported again and again.
     fn awaits_end(&self, end: usize) -> bool {
         self.pipes[end].shut && !self.pipes[1 - end].ended
     }
@@ -145,9 +146,9 @@ impl Forward {
     }
 
     /// Moves data that comes from an end. Does not wait, since one thread serves all connections.
-    /// MSG_DONTWAIT is needed: a program thread that still has the descriptor's old entry may change
-    /// the rsocket's O_NONBLOCK. Returns false if the program's end has failed, or has sent more
-    /// than [`MOST_IN_VAIN`] since the peer failed.
+    /// MSG_DONTWAIT is needed: a program thread that still has the descriptor's old entry may
+    /// change the rsocket's O_NONBLOCK. Returns false if the program's end has failed, or has sent
+    /// more than [`MOST_IN_VAIN`] since the peer failed.
     fn step_pipe(&mut self, from: usize) -> bool {
         // SAFETY: the mapping belongs to this value, which is borrowed mutably.
         let buffer = unsafe { &mut (*self.buffers)[from] };

@@ -51,14 +51,15 @@ const HINTS: &[(c_int, &[c_int])] = &[
     // IP_TOS, IP_TTL; ancillary data that TCP does not deliver; IP_MTU_DISCOVER, IP_RECVERR,
     // IP_FREEBIND, IP_BIND_ADDRESS_NO_PORT; multicast; IP_LOCAL_PORT_RANGE.
     (IPPROTO_IP, &[1, 2, 6, 7, 8, 10, 11, 12, 13, 15, 18, 20, 24, 25, 26, 32, 33, 34, 49, 51]),
-    // The counterparts for IPv6, IPV6_V6ONLY, flow labels and IPV6_ADDR_PREFERENCES.
+    // The counterparts of these options for IPv6; IPV6_V6ONLY, flow labels, IPV6_ADDR_PREFERENCES.
     (
         IPPROTO_IPV6,
         &[16, 17, 18, 19, 23, 24, 25, 26, 29, 31, 32, 33, 49, 51, 53, 56, 58, 60, 62, 66, 67, 70, 72, 74, 77, 78],
     ),
     // TCP_NODELAY to TCP_WINDOW_CLAMP, TCP_QUICKACK, TCP_CONGESTION, TCP_THIN_*, TCP_USER_TIMEOUT;
-    // from 23 on TCP_FASTOPEN, TCP_TIMESTAMP, TCP_NOTSENT_LOWAT, TCP_FASTOPEN_CONNECT, _KEY,
-    // _NO_COOKIE, TCP_TX_DELAY, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, TCP_DELACK_MAX_US.
+    // from 23 on TCP_FASTOPEN, TCP_TIMESTAMP, TCP_NOTSENT_LOWAT, TCP_FASTOPEN_CONNECT,
+    // TCP_FASTOPEN_KEY, TCP_FASTOPEN_NO_COOKIE, TCP_TX_DELAY, TCP_RTO_MAX_MS, TCP_RTO_MIN_US,
+    // TCP_DELACK_MAX_US.
     (IPPROTO_TCP, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 18, 23, 24, 25, 30, 33, 34, 37, 44, 45, 46]),
 ];
 
@@ -127,8 +128,8 @@ pub fn refusal((level, name): (c_int, c_int)) -> c_int {
     if (level, name) == (IPPROTO_TCP, libc::TCP_ULP) { libc::ENOENT } else { libc::ENOPROTOOPT }
 }
 
-/// The sockets that have an option which the kernel does not report, by a part of the identifier. A
-/// later socket with the same part stays TCP, too.
+/// The sockets with an option that the kernel does not report, each as a part of its identifier. A
+/// later socket whose identifier has an equal part stays TCP, too.
 static MARKED: Bits<1024> = zero();
 
 fn mark_of(fd: c_int) -> Option<usize> {

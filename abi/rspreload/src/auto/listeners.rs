@@ -311,7 +311,7 @@ pub fn stand_in_refused(port: u16) {
     open().filter(|listener| listener.port() == port).for_each(Listener::close_if_stopped);
 }
 
-/// Makes the listeners of this process that `concerns` accepts TCP only.
+/// Makes listeners of this process TCP only: those for which `concerns` returns true.
 fn listen_by_tcp_only(reason: Reason, concerns: impl Fn(&Listener) -> bool) {
     let held = ACCEPTING.hold();
     let mut closed = false;
@@ -424,7 +424,7 @@ mod tests {
         let own = kernel::own(fd).unwrap();
         let added = try_add(fd, &own, 1);
         members::forget(fd);
-        // A kernel without tcp_diag is asked before.
+        // A kernel without tcp_diag is detected before a missing device.
         assert!(matches!(added, Err(Reason::NoDevice | Reason::NoDiag)), "{added:?}");
         assert!(LISTENERS.iter().all(|listener| listener.state.load(SeqCst) == FREE));
     }

@@ -1,9 +1,9 @@
 //! Whether a connection may use RDMA: by rules, the socket's options, its route, and past attempts.
 //!
-//! What past attempts have told about destinations, local addresses and commands is in a hash table
-//! of words, each with a hash of a fact and the second in which it expires. The table is read and
-//! written without a lock. If two facts have the same hash, which is improbable, a connection uses
-//! TCP where it could use RDMA.
+//! Past attempts yield facts about destinations, local addresses and commands. A hash table stores
+//! each fact as a word: a hash of the fact, and the second in which the fact expires. The table is
+//! read and written without a lock. If two facts have the same hash, which is improbable, a
+//! connection uses TCP where it could use RDMA.
 
 use core::ffi::c_int;
 use core::net::IpAddr;
@@ -108,8 +108,8 @@ pub fn copy_early_options(fd: c_int, rsocket: c_int) {
     });
 }
 
-/// Calls `set` with each of these options that the program has set, as level, name, and the value
-/// for an rsocket.
+/// Calls `set` with each early option that the program has set, as level, name, and the value for
+/// an rsocket.
 fn for_early_options(fd: c_int, mut set: impl FnMut(c_int, c_int, c_int)) {
     /// Which of the two buffer sizes the program has set (linux/socket.h, since Linux 5.15).
     const SO_BUF_LOCK: c_int = 72;
@@ -129,7 +129,7 @@ fn for_early_options(fd: c_int, mut set: impl FnMut(c_int, c_int, c_int)) {
     }
 }
 
-/// What is remembered.
+/// A fact that is remembered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fact {
     /// A host did not answer over RDMA.
@@ -151,11 +151,11 @@ impl Fact {
     }
 }
 
-/// The number of words, and the number that one hash may use.
+/// The number of words, and the number of words that one hash may use.
 pub const MAX_REMEMBERED: usize = 1024;
 const WAYS: usize = 4;
-/// A word has the hash's upper bits, a bit for the facts of commands, and the second when it
-/// expires.
+/// A word has the hash's upper bits, a bit for the facts of commands, and the second in which the
+/// fact expires.
 const TIME_BITS: u32 = 24;
 const TIME: u64 = (1 << TIME_BITS) - 1;
 const OF_COMMAND: u64 = 1 << TIME_BITS;
@@ -187,8 +187,8 @@ fn hash_of(pieces: impl IntoIterator<Item = u64>) -> u64 {
     })
 }
 
-/// The fact that a child of this command, a hash of the command line, has used its parent's
-/// connection, and whether it is known. Both are determined by the first call, and then kept.
+/// Returns the fact that a child of this process's command has used its parent's connection, and
+/// whether the fact is known. The first call determines both, and later calls repeat the result.
 fn command() -> (Fact, bool) {
     static COMMAND: AtomicU64 = AtomicU64::new(0);
     const IS_READ: u64 = 1;
@@ -331,8 +331,8 @@ pub mod tests_of_routes {
 
     use super::*;
 
-    /// An address of this machine for which it is remembered that rsockets cannot listen there;
-    /// `None` if the machine has loopback addresses only.
+    /// Remembers that rsockets cannot listen at an address of this machine, and returns the
+    /// address. Returns `None` if the machine has loopback addresses only.
     pub fn without_rdma() -> Option<SockAddr> {
         let udp = UdpSocket::bind("0.0.0.0:0").ok()?;
         udp.connect("192.0.2.1:9").ok()?;

@@ -64,7 +64,7 @@ pub struct Slot {
     wake_inode: AtomicU64,
     stand_in: AtomicName,
     listener_port: AtomicU32,
-    /// The peer and the local address of the connection.
+    /// The peer's and the local address of the connection.
     pub peer: AtomicName,
     pub own: AtomicName,
 }
@@ -222,7 +222,8 @@ impl Slot {
         self.word.load(SeqCst) & WANTED != 0
     }
 
-    /// Why the listener of the connection is to be TCP only, from how another process uses it.
+    /// Why the connection's listener is to be TCP only: another process has accepted the
+    /// connection, or executes a program with it. `None` otherwise.
     pub fn unsuitable_use(&self) -> Option<Reason> {
         match self.word.load(SeqCst) & USE {
             0 => None,
@@ -289,7 +290,7 @@ pub fn has_accepted(local: &SockAddr, remote: &SockAddr) -> bool {
 /// Asks the kernel for the state and the inode of the TCP socket with these addresses. The answer
 /// can be read at once, since the kernel handles a request in the call that sends it.
 fn socket(local: &SockAddr, remote: &SockAddr) -> Option<(u8, u32)> {
-    // The kernel adds attributes that nobody asked for.
+    // There is space for attributes, which the kernel adds without request.
     let (request, mut answer) = (request(local, remote), [0; 512]);
     let received = errno::keeping(|| {
         let fd = next_symbol::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);

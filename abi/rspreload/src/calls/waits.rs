@@ -80,7 +80,8 @@ fn has_changed(fd: c_int, polled_fd: c_int, revents: c_short) -> bool {
     }
 }
 
-/// Polls with librdmacm. `polled` is as long as `list`, and contains what is polled.
+/// Polls the descriptors in `list` with librdmacm. `polled` is as long as `list`, and is filled
+/// with what librdmacm has to poll for them ([`asked`]).
 fn poll_both(list: &mut [pollfd], polled: &mut [pollfd], timeout: c_int) -> c_int {
     let deadline = Deadline::after(timeout);
     let mut left = timeout;

@@ -147,8 +147,9 @@ pub fn note(epfd: c_int, op: c_int, fd: c_int, event: impl FnOnce() -> Option<ep
     }
 }
 
-/// epoll_ctl(2) of a socket that is a member in the record only. Fails as the kernel does, and with
-/// `E2BIG` for more than [`MAX_INSTANCES`] instances or without a record.
+/// epoll_ctl(2) on a socket that has left its instances ([`leave`]): only changes the record. Fails
+/// with the kernel's errors, and with `E2BIG` if the socket has no record or would be a member of
+/// more than [`MAX_INSTANCES`] instances.
 pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<(), c_int> {
     let record = record(fd).ok_or(libc::E2BIG)?;
     let is_current = |member: &&Member| member.instance.load(SeqCst) == instance(epfd);
@@ -203,7 +204,7 @@ mod tests_of_records {
         // The kernel ignores the event.
         assert_eq!(control(EPOLL, EPOLL_CTL_DEL, SOCKET, event()), Ok(()));
         assert_eq!(control(EPOLL, EPOLL_CTL_MOD, SOCKET, event()), Err(libc::ENOENT));
-        // As after a fork(2).
+        // Simulate a fork(2) since the socket was made: the record is of another generation.
         assert!(is_own(SOCKET));
         record(SOCKET).unwrap().made.fetch_add(1, SeqCst);
         assert!(are_known(SOCKET) && !is_own(SOCKET));

@@ -60,9 +60,9 @@ fn find_word_to_send(tcp: c_int) -> Outcome {
     if hears_word(tcp) == Ok(true) { connect(tcp) } else { Outcome::Tcp }
 }
 
-/// Whether the word has arrived, in place of data or the end of the connection. Fails with the errno
-/// of recv(2) if nothing has arrived. The word arrives in one piece, because it is sent whole and
-/// first.
+/// Whether the word has arrived, in place of data or the end of the connection. Fails with the
+/// errno of recv(2) if nothing has arrived. The word arrives in one piece, because it is sent whole
+/// and first.
 fn hears_word(tcp: c_int) -> Result<bool, c_int> {
     let mut bytes = [1; WORD.len()];
     tcp::peek(tcp, &mut bytes, libc::MSG_DONTWAIT).map(|_| bytes == WORD)

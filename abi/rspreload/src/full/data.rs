@@ -172,8 +172,8 @@ unsafe fn each(list: *mut mmsghdr, count: c_uint, mut call: impl FnMut(&mut mmsg
     if list.is_null() {
         return errno::fail(EFAULT);
     }
-    // SAFETY: `list` is not NULL, and has `count` structures that no other thread uses: guaranteed by
-    // the caller.
+    // SAFETY: `list` is not NULL, and has `count` structures that no other thread uses: guaranteed
+    // by the caller.
     let list = unsafe { slice::from_raw_parts_mut(list, count.min(MAX_MESSAGES) as usize) };
     let mut done = 0;
     for message in list {

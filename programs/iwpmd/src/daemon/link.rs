@@ -22,8 +22,8 @@ const BUFFER_SIZE: usize = 1 << 13;
 /// The buffer grows up to this size after a message was truncated.
 const MAX_BUFFER_SIZE: usize = 1 << 20;
 
-/// The connection of the kernel and the port mapper: a NETLINK_RDMA socket or, in tests, a socket
-/// that preserves message boundaries and whose other end plays the kernel.
+/// The connection between the kernel and the port mapper: a NETLINK_RDMA socket or, in tests, a
+/// socket that preserves message boundaries and whose other end plays the kernel.
 pub struct Link {
     socket: OwnedFd,
     /// The socket's netlink port; `None` if it is not a netlink socket.

@@ -26,7 +26,7 @@ const AP_IP: usize = 32;
 /// Offset of the connecting peer's mapped address.
 const MAPPED_CP_IP: usize = 48;
 
-/// The kinds by their numbers in a message.
+/// The kinds, indexed by their numbers in messages.
 const KINDS: [Kind; 4] = [Kind::Request, Kind::Accept, Kind::Ack, Kind::Reject];
 
 /// The kind of a message.

@@ -17,7 +17,7 @@ const MIN_INTERVAL_MS: u64 = 1000;
 /// may not have recorded it yet.
 const GRACE_PERIOD_MS: u64 = 15_000;
 
-/// Numbers of mappings in the list of a client.
+/// Counts of the mappings in a client's list.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Progress {
     /// Mappings that the kernel has listed.
@@ -38,7 +38,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Returns the numbers of a client's list, to count its mappings.
+    /// Returns the counts of a client's list.
     pub(super) fn progress(&mut self, client: u8) -> &mut Progress {
         self.clients.entry(client).or_default()
     }
