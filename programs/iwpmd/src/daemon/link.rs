@@ -115,8 +115,10 @@ impl Link {
         self.retries.push(bytes);
     }
 
-    /// Sends queued messages until the socket is full. Fails with the first error that has lost a
-    /// message, after it has sent the other ones.
+    /// Sends queued messages until the socket is full.
+    ///
+    /// # Errors
+    /// Fails with the first error that has lost a message, after the other messages were sent.
     pub fn flush(&mut self) -> Result<()> {
         let mut outcome = Ok(());
         while let Some(bytes) = self.unsent.front() {

@@ -83,7 +83,10 @@ impl Udp {
         self.v6
     }
 
-    /// Receives a datagram. Fails with EAGAIN if there is none.
+    /// Receives a datagram.
+    ///
+    /// # Errors
+    /// Fails with `EAGAIN` if there is no datagram.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Datagram> {
         let (mut parts, mut control) = ([IoSliceMut::new(buffer)], cmsg_space!(in6_pktinfo));
         let message = recvmsg(self.socket.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::MSG_TRUNC)?;
