@@ -238,11 +238,14 @@ impl<S, R> Listening<S, R> {
 
     /// Takes a slot for a new connection, whose descriptors the caller has. Without a free slot,
     /// evicts the oldest pending connection and returns it with its slot; the caller closes the
-    /// connection. Returns `None` if no connection is pending, or if the oldest one is established:
-    /// then `evict` returns false, and the connection becomes available to raccept(3). The request
-    /// waits in both cases.
+    /// connection. Returns `None` without memory, if no connection is pending, or if the oldest one
+    /// is established: then `evict` returns false, and the connection becomes available to
+    /// raccept(3).
     pub fn admit(&mut self, evict: impl FnOnce(&S) -> bool) -> Option<(Slot, Option<Arc<S>>)> {
         self.starved = None;
+        // Without memory for the list, reject the request now: its peer, once accepted, would be
+        // disconnected in the middle of the handshake.
+        self.pending.try_reserve(1).ok()?;
         let own = self.pending.len() + self.ready.len();
         if own < self.backlog
             && let Some(slot) = Slot::take(own)
