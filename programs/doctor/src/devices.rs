@@ -39,7 +39,7 @@ pub struct Port {
 /// What prevents connections through a port.
 struct Defect {
     /// The code of the problem that is reported if no port works. `None` if programs that use no IP
-    /// addresses can still use the port: then this is a warning.
+    /// addresses can still use the port: such a defect is only a warning.
     code: Option<Problem>,
     text: String,
     advice: String,
@@ -78,7 +78,7 @@ impl Port {
             );
         }
         let interface = self.interfaces.first();
-        // A RoCE or iWARP port is inactive while its interface is down; an InfiniBand port is not.
+        // A RoCE or iWARP port, unlike an InfiniBand port, is inactive while its interface is down.
         if let Some(interface) = interface.filter(|_| !self.up && (self.active || !self.is_infiniband())) {
             return found(
                 Problem::AddressesInterfaceDown,
@@ -124,7 +124,7 @@ impl Port {
     }
 }
 
-/// Returns the names in a directory, sorted; none if the directory cannot be read.
+/// Returns the names in a directory, sorted. The list is empty if the directory cannot be read.
 pub fn entries(directory: &str) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory)
         .into_iter()
@@ -141,7 +141,7 @@ pub fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// Returns the hexadecimal number in a file, such as 0x8001.
+/// Returns the hexadecimal number in a file, such as 0x8001; `None` if the file has no such number.
 pub fn hexadecimal(path: &str) -> Option<u32> {
     u32::from_str_radix(read(path)?.strip_prefix("0x")?, 16).ok()
 }
@@ -194,8 +194,9 @@ pub fn names(ports: &[Port]) -> Vec<&str> {
 pub const NET: &str = "/sys/class/net";
 
 /// Returns the name of a port's interface in another network namespace, if the port's GIDs name
-/// one. `of_port` is the interface that netlink reports, always one in this namespace. On kernels
-/// that do not report it, a name that exists in this namespace is taken to be the port's interface.
+/// such an interface. `of_port` is the interface that netlink reports, which is always in this
+/// namespace. On kernels that do not report interfaces, a name that exists in this namespace is
+/// taken to be the port's interface.
 fn elsewhere(directory: &str, of_port: Option<&str>) -> Option<String> {
     if of_port.is_some() {
         return None;
@@ -226,9 +227,10 @@ fn of_guid(net: &str, directory: &str) -> Vec<String> {
     entries(net).into_iter().filter(is_of_port).collect()
 }
 
-/// Returns the network interfaces of a port, followed by their upper interfaces: `of_port` (from
-/// netlink) and those that the port's GIDs name. If there are none, its IPoIB interfaces; if it has
-/// none, the first interface of the device.
+/// Returns the network interfaces of a port, followed by their upper interfaces. The port's
+/// interfaces are `of_port` (from netlink) and those that its GIDs name; if there are no such
+/// interfaces, its IPoIB interfaces; if it has no IPoIB interfaces, the first interface of the
+/// device.
 fn interfaces(net: &str, device: &str, directory: &str, of_port: Option<String>) -> Vec<String> {
     let mut found: Vec<String> = of_port.into_iter().collect();
     found.extend(of_gids(directory));

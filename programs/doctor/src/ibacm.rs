@@ -21,7 +21,7 @@ use crate::codes::{Check, Warning};
 use crate::devices::{CLASS, Port, read};
 use crate::report::Report;
 
-/// This file holds the number of ibacm's TCP port; without it the library uses [`SOCKET`].
+/// File with the number of ibacm's TCP port; without this file the library uses [`SOCKET`].
 const PORT_FILE: &str = "/run/ibacm.port";
 const SOCKET: &str = "/run/ibacm.sock";
 const OPTIONS: &str = "/etc/rdma/ibacm_opts.cfg";
@@ -60,10 +60,10 @@ const KNOWN: [(&str, &[&str]); 27] = [
     ("provider_lib_path", &[]),
     ("provider", &[]),
 ];
-/// In place of possible values: any whole number is valid.
+/// Stands for the possible values of an option that takes any whole number.
 const NUMBER: &[&str] = &["a whole number"];
 
-/// Checks ibacm if it runs, and those of its configuration files that exist.
+/// Checks ibacm if it runs, and its configuration files if they exist.
 pub fn check(ports: &[Port], report: &mut Report) {
     let listens = [PORT_FILE, SOCKET].iter().any(|path| Path::new(path).exists());
     if listens {
@@ -117,7 +117,7 @@ fn reach(ports: &[Port], report: &mut Report) {
     }
 }
 
-/// Asks for the path of each InfiniBand port to itself.
+/// Asks ibacm for the path of each active InfiniBand port to itself.
 fn paths(ports: &[Port], mut stream: File, report: &mut Report) {
     for port in ports.iter().filter(|port| port.active && port.is_infiniband()) {
         let Some(status) = path_status(&mut stream, port) else {
@@ -237,8 +237,8 @@ fn open(number: Option<u16>) -> Result<File, Error> {
     Ok(File::from(socket))
 }
 
-/// Asks for the path of a port to itself. Returns the status of the answer; `None` if no answer
-/// arrives or the library would reject the answer.
+/// Asks ibacm for the path of a port to itself. Returns the status of the answer; `None` if no
+/// answer arrives or the library would reject the answer.
 fn path_status(stream: &mut File, port: &Port) -> Option<u8> {
     let mut head = [0; HEADER_LEN];
     stream.write_all(request(&gid(port)).as_bytes()).ok()?;

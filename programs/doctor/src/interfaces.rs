@@ -12,8 +12,8 @@ use crate::devices::{CLASS, NET, Port, entries, hexadecimal, read};
 use crate::netdev::{self, Network};
 use crate::report::Report;
 
-/// Checks whether a port's interface shares a subnet with another one, and one of them answers ARP
-/// requests for the other's address.
+/// Checks whether a port's interface shares a subnet with another interface, and one of the two
+/// answers ARP requests for the other's address.
 pub fn subnets(ports: &[Port], report: &mut Report) {
     let of_ports: Vec<&str> = ports.iter().flat_map(|port| &port.interfaces).map(String::as_str).collect();
     for (one, other) in in_flux(&netdev::networks(), &of_ports, arp_ignore) {
@@ -34,8 +34,8 @@ pub fn subnets(ports: &[Port], report: &mut Report) {
     }
 }
 
-/// Returns the pairs of interfaces in one subnet. At least one of each pair is a port's, and at
-/// least one answers ARP requests for the other's address: its `arp_ignore` is 0.
+/// Returns the pairs of interfaces in one subnet. At least one interface of each pair is a port's,
+/// and at least one interface answers ARP requests for the other's address (its `arp_ignore` is 0).
 fn in_flux<'a>(
     networks: &'a [Network],
     of_ports: &[&str],
@@ -62,7 +62,8 @@ fn in_flux<'a>(
     found
 }
 
-/// Returns the value that the kernel uses: the larger one of the interface's and that of `all`.
+/// Returns the `arp_ignore` that the kernel uses: the larger of the interface's value and that of
+/// `all`.
 fn arp_ignore(interface: &str) -> u32 {
     let of = |name: &str| read(&format!("/proc/sys/net/ipv4/conf/{name}/arp_ignore"))?.parse::<u32>().ok();
     of("all").unwrap_or(0).max(of(interface).unwrap_or(0))

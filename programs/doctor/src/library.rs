@@ -43,7 +43,7 @@ impl Library {
         })
     }
 
-    /// Returns the address of a function.
+    /// Returns the address of a function; `None` if the library does not have the function.
     pub fn symbol(self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: the handle is that of a loaded library, and `name` is a C string.
         NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
@@ -78,7 +78,7 @@ macro_rules! functions {
         }
 
         impl $type {
-            /// Looks up the functions. Fails with the name of the first one that is missing.
+            /// Looks up the functions. Fails with the name of the first missing function.
             ///
             /// # Safety
             /// The library's functions have these types.

@@ -1,5 +1,5 @@
-//! Connections from the machine to itself. Each is made in a child process, so that a library that
-//! hangs or crashes becomes a finding.
+//! Connections from the machine to itself. Each connection is made in a child process, so that a
+//! library that hangs or crashes becomes a finding.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -19,10 +19,11 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between two checks whether the child process has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Connects this machine with itself, and sends data over the connection.
+/// Connects this machine to itself, and sends data over the connection.
 type Try = fn(Library, IpAddr) -> Result<(), String>;
 
-/// The interfaces to try, by name. rsockets are built on ids, which are therefore tried first.
+/// The programming interfaces to try, with their names. Ids are tried first, because rsockets are
+/// built on ids.
 const KINDS: [(&str, Try); 2] = [("rdma", rdma::connect), ("rsockets", rsockets::connect)];
 
 /// Tries each usable port with its first IPv4 and its first IPv6 address. All addresses are tried
@@ -90,8 +91,8 @@ fn run_all(tries: &[(&Port, IpAddr)], library: &Path, report: &mut Report) {
     report.about(None);
 }
 
-/// Connects through the interfaces in [`KINDS`] until one fails. Returns the result of each
-/// interface that was tried.
+/// Connects through the interfaces in [`KINDS`] until a connection fails. Returns the result of
+/// each interface that was tried.
 fn attempts(address: IpAddr, library: &Path) -> Vec<(&'static str, Result<(), String>)> {
     let mut results: Vec<(&str, Result<(), String>)> = Vec::new();
     for (kind, _) in KINDS {
@@ -142,7 +143,8 @@ fn wait(child: &mut Child) -> Result<ExitStatus, String> {
     }
 }
 
-/// Makes a connection in this process, which `in_process` has started. Prints an error message.
+/// Makes a connection in this process, which `in_process` has started. Prints the message if the
+/// connection fails.
 pub fn run(kind: &str, address: IpAddr, library: &Path) -> ExitCode {
     let found = KINDS.iter().find(|(name, _)| *name == kind).ok_or_else(|| "unknown kind".to_owned());
     match found.and_then(|(_, connect)| connect(Library::open(library)?, address)) {
@@ -154,12 +156,14 @@ pub fn run(kind: &str, address: IpAddr, library: &Path) -> ExitCode {
     }
 }
 
-/// Returns the result of the call `name`. Fails with the message of `errno` if it is negative.
+/// Returns the result of the call `name`. Fails with the message of `errno` if the result is
+/// negative.
 pub fn done(name: &str, result: libc::c_int) -> Result<libc::c_int, String> {
     if result >= 0 { Ok(result) } else { Err(format!("{name} failed: {}", std::io::Error::last_os_error())) }
 }
 
-/// Returns the pointer from the call `name`. Fails with the message of `errno` if it is NULL.
+/// Returns the pointer from the call `name`. Fails with the message of `errno` if the pointer is
+/// NULL.
 pub fn non_null<T>(name: &str, result: *mut T) -> Result<*mut T, String> {
     if result.is_null() { Err(format!("{name} failed: {}", std::io::Error::last_os_error())) } else { Ok(result) }
 }

@@ -23,7 +23,8 @@ const MODULES: [(&str, &str, &str); 3] = [
     ("rdma_ucm", CONNECTION_MANAGER, "programs cannot use the connection manager"),
 ];
 
-/// Checks the modules. Reports only the first missing module: those after it depend on it.
+/// Checks the modules. Reports only the first missing module, because the modules after it depend
+/// on it.
 pub fn modules(report: &mut Report) {
     for (module, path, without) in MODULES {
         if !Path::new(path).exists() {
@@ -76,7 +77,8 @@ pub fn nodes(report: &mut Report) {
         }
     }
     for (error, nodes) in broken {
-        // If rdma_cm or all uverbs files are broken, nothing works: one finding about the machine.
+        // If rdma_cm or all uverbs files are broken, nothing works: report one finding about the
+        // machine.
         let is_general = nodes[0].1.is_none() || nodes.len() == devices;
         for nodes in nodes.chunks(if is_general { nodes.len() } else { 1 }) {
             report.about(nodes[0].1.as_deref().filter(|_| !is_general));
@@ -107,10 +109,10 @@ fn report_broken(error: &Error, names: &str, report: &mut Report) {
     }
 }
 
-/// One connection locks less than this: the buffers of an rsocket at their full size, and the
+/// More memory than one connection locks: the buffers of an rsocket at their full size, and the
 /// queues, which adapters lock and software devices do not. An idle rsocket locks 12 kB.
 const ONE_CONNECTION: u64 = 1 << 20;
-/// Enough for several dozen connections.
+/// Locked memory that is enough for several dozen connections.
 const MANY_CONNECTIONS: u64 = 64 << 20;
 const CAP_IPC_LOCK: u32 = 14;
 
@@ -150,13 +152,14 @@ pub fn limits(report: &mut Report) {
     }
 }
 
-/// Returns the soft limit, or `None` if there is none.
+/// Returns the soft limit, or `None` if there is no limit.
 fn soft_limit(which: Resource) -> Option<u64> {
     getrlimit(which).ok().map(|(soft, _)| soft).filter(|&soft| soft != RLIM_INFINITY)
 }
 
-/// Returns whether the process has CAP_IPC_LOCK in the initial user namespace, the only one where
-/// it lifts the limit. This namespace is recognized by its complete map of user ids.
+/// Returns whether the process has CAP_IPC_LOCK in the initial user namespace, the only namespace
+/// where this capability lifts the limit. This namespace is recognized by its complete map of user
+/// ids.
 fn may_lock_all() -> bool {
     let map = devices::read("/proc/self/uid_map").unwrap_or_default();
     has_lock_capability() && (map.is_empty() || map.split_whitespace().eq(["0", "0", "4294967295"]))

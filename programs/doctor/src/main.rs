@@ -2,8 +2,8 @@
 //! it.
 //!
 //! Checks /sys, /proc and the configuration, opens the libraries as any program would, and connects
-//! the machine to itself. It is linked with none of the libraries, so that it runs even if they are
-//! missing or broken.
+//! the machine to itself. The program is linked with none of these libraries, so that it runs even
+//! if they are missing or broken.
 
 mod codes;
 mod config;

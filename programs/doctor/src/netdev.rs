@@ -27,11 +27,11 @@ const NDEV_NAME: u16 = 51;
 /// namespace, 1 if all namespaces share all devices.
 const NETNS_MODE: u16 = 66;
 
-/// This file holds the kernel's version.
+/// File with the kernel's version.
 pub const RELEASE: &str = "/proc/sys/kernel/osrelease";
 
-/// Returns the interface of a port of the device with this index. Returns `None` if the port has
-/// none or the kernel does not support the request.
+/// Returns the interface of a port of the device with this index. Returns `None` if the port has no
+/// interface or the kernel does not support the request.
 pub fn of_port(device: u32, port: u32) -> Option<String> {
     let reply = receive(&request(PORT_GET, 0, &[(DEV_INDEX, device), (PORT_INDEX, port)])?)?;
     text(&answer(&reply)?, NDEV_NAME)
@@ -54,7 +54,7 @@ fn shows_exclusive(reply: &[u8]) -> bool {
     answer(reply).and_then(|answer| answer.attribute(NETNS_MODE)?.first().copied()) == Some(0)
 }
 
-/// Returns the kernel's index of the device with this name.
+/// Returns the kernel's index of the device with this name; `None` if there is no such device.
 pub fn index_of(device: &str) -> Option<u32> {
     let socket = request(GET, libc::NLM_F_DUMP, &[])?;
     let mut index = None;
@@ -94,7 +94,7 @@ fn receive(socket: &OwnedFd) -> Option<Vec<u8>> {
     Some(reply)
 }
 
-/// Returns the first message of a reply, or `None` if it is an error.
+/// Returns the first message of a reply, or `None` if the first message is an error.
 fn answer(reply: &[u8]) -> Option<Message<'_>> {
     Messages(reply).next().filter(is_of_nldev)
 }

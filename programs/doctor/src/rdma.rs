@@ -21,7 +21,7 @@ const IBV_QPT_RC: u32 = 2;
 const IBV_WR_SEND: u32 = 2;
 const IBV_SEND_SIGNALED: u32 = 2;
 const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
-/// Time-out in milliseconds for resolving the address, and for the route.
+/// Time-out in milliseconds for resolving the address, and for resolving the route.
 const RESOLVE_TIMEOUT_MS: c_int = 2000;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MESSAGE: [u8; 16] = *b"rdmacm-doctor 2\n";

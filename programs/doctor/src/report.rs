@@ -100,8 +100,8 @@ impl Finding {
 #[derive(Debug)]
 pub struct Report {
     findings: Vec<Finding>,
-    /// `Some` if findings are printed as they are added: all of them, or (true) only warnings and
-    /// problems.
+    /// `Some` if findings are printed as they are added: all findings (false), or only warnings and
+    /// problems (true).
     quiet: Option<bool>,
     /// When the last finding was added.
     last: Instant,

@@ -1,6 +1,6 @@
 //! Checks RoCE ports: the versions of their GIDs, and which GID the connection manager uses for
 //! each address. Both ends of a connection must use the same version. RoCE v1 packets are not
-//! routed, so that hosts behind a gateway cannot be reached with RoCE v1.
+//! routed, so hosts behind a gateway cannot be reached with RoCE v1.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -70,7 +70,7 @@ fn report_used(port: &Port, gids: &[Gid], mode: Option<&str>, report: &mut Repor
     }
 }
 
-/// Reports the gateways of a port that uses RoCE v1: it cannot reach the hosts behind them.
+/// Reports the gateways of a port that uses RoCE v1: the port cannot reach hosts behind a gateway.
 fn check_gateways(port: &Port, report: &mut Report) {
     for (interface, gateway) in gateways(&port.interfaces) {
         report.warning(
@@ -117,7 +117,8 @@ fn gids(directory: &str) -> Vec<Gid> {
     found
 }
 
-/// Returns whether the port has only RoCE v1 GIDs: then the kernel uses RoCE v1.
+/// Returns whether the port has GIDs, but none for RoCE v2: the kernel uses RoCE v1 for such a
+/// port.
 fn lacks_v2(gids: &[Gid]) -> bool {
     !gids.is_empty() && !gids.iter().any(|gid| gid.is_v2)
 }
@@ -131,8 +132,8 @@ fn used_by(gids: &[Gid], address: IpAddr, is_v2: bool) -> Option<&Gid> {
     gids.iter().find(|gid| gid.gid == wanted && gid.is_v2 == is_v2)
 }
 
-/// Returns the addresses without a RoCE v2 GID. The list is empty if there are no GIDs at all: the
-/// kernel does not report their types.
+/// Returns the addresses without a RoCE v2 GID. The list is empty if `gids` is empty, because the
+/// kernel may not report the types of GIDs.
 fn without_v2(gids: &[Gid], addresses: &[IpAddr]) -> Vec<IpAddr> {
     let lacks = |address: &&IpAddr| !gids.is_empty() && used_by(gids, **address, true).is_none();
     addresses.iter().filter(lacks).copied().collect()

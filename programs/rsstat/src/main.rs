@@ -1,8 +1,8 @@
-//! rsstat: lists the rsockets of the machine's processes, see rsstat(8).
+//! rsstat: lists the rsockets of the machine's processes. See rsstat(8).
 //!
 //! It reads the tables that librdmacm keeps in shared memory (`base::socket_table`), and for
 //! programs under librspreload the kernel's list of TCP connections. The listed processes run no
-//! code for it.
+//! code for rsstat.
 
 mod options;
 mod output;

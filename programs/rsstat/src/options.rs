@@ -33,8 +33,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Parses the arguments after the program's name. If they request the help or the version,
-    /// prints it and returns `None`.
+    /// Parses the arguments after the program's name. If the arguments request the help or the
+    /// version, prints the text and returns `None`.
     pub fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Option<Options>, lexopt::Error> {
         let mut options = Options::default();
         let mut parser = Parser::from_args(arguments);
@@ -70,7 +70,8 @@ impl Options {
     }
 }
 
-/// Returns the interval of `-w`: the joined value, a next argument that is a number, or 1 second.
+/// Returns the interval of `-w`: the joined value, the next argument if it is a number, or 1
+/// second.
 fn seconds(parser: &mut Parser) -> Result<Duration, lexopt::Error> {
     let is_number = |next: &OsStr| next.to_str().is_some_and(|next| next.parse::<f64>().is_ok());
     let given = parser.optional_value().or_else(|| parser.try_raw_args()?.next_if(is_number));

@@ -10,12 +10,13 @@ use crate::socket::{Address, Details, Socket, State};
 /// Version of the JSON format: it changes when a name is removed or gets another meaning.
 const SCHEMA: u32 = 2;
 
-/// Clears a terminal before the next list; a file gets an empty line.
+/// Clears the screen before the next list if standard output is a terminal; otherwise writes an
+/// empty line.
 pub fn clear(out: &mut impl Write) -> io::Result<()> {
     if io::stdout().is_terminal() { write!(out, "\x1b[H\x1b[2J") } else { writeln!(out) }
 }
 
-/// Writes a headline and a line for each socket; if `extended`, also the lines of its counters.
+/// Writes a header line and a line for each socket, followed by its counters if `extended` is true.
 pub fn text(out: &mut impl Write, sockets: &[Socket], extended: bool) -> io::Result<()> {
     writeln!(
         out,
@@ -99,8 +100,8 @@ pub fn json(out: &mut impl Write, sockets: &[Socket]) -> io::Result<()> {
     writeln!(out, "{}", json!({ "schema": SCHEMA, "sockets": sockets }))
 }
 
-/// Returns the JSON object of a socket. It has all names: a value that such a socket does not have,
-/// or that is not known, is null.
+/// Returns the JSON object of a socket. The object has all names: a value that the socket does not
+/// have, or that is unknown, is null.
 fn object(socket: &Socket) -> Value {
     let details = socket.details.as_ref();
     let device = details.filter(|details| !details.device.is_empty());

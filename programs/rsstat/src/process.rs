@@ -17,7 +17,8 @@ pub struct Process {
     pub folder: PathBuf,
 }
 
-/// Returns the processes with the PIDs in `wanted`, or all if it is empty, ordered by PID.
+/// Returns the processes with the PIDs in `wanted`, or all processes if `wanted` is empty, ordered
+/// by PID.
 pub fn all(wanted: &[u32]) -> io::Result<Vec<Process>> {
     let mut pids: Vec<u32> = fs::read_dir("/proc")?
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
@@ -60,8 +61,8 @@ impl Process {
     }
 
     fn add_table(&self, fd: i32, sockets: &mut Vec<Socket>) -> io::Result<()> {
-        // The descriptor may be another file by now: opening a FIFO must not wait for a writer, and
-        // a terminal must not become this program's controlling terminal.
+        // The descriptor may refer to another file by now: opening a FIFO must not wait for a
+        // writer, and a terminal must not become this program's controlling terminal.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(format!("fd/{fd}")))?;
         let mut header = [0; size_of::<Header>()];

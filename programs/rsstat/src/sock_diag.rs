@@ -21,7 +21,7 @@ const INET_DIAG_SKMEMINFO: u16 = 7;
 
 const CONNECTIONS: [u8; 6] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING];
 
-/// Numbers of a TCP connection; `None` if the kernel does not report them.
+/// Counters of a TCP connection. A field is `None` if the kernel does not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Bytes that the program has sent, and bytes that have arrived.
@@ -37,8 +37,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Returns the numbers of a process's connection. `None` if the kernel does not list the inode,
-    /// or the process is in another network namespace, whose connections it does not list.
+    /// Returns the counters of a process's connection. Returns `None` if the kernel does not list
+    /// the inode, or if the process is in another network namespace.
     pub fn counters(&mut self, process: &Path, inode: u64) -> Option<Counters> {
         let namespace = |folder: &Path| -> Option<PathBuf> { fs::read_link(folder.join("ns/net")).ok() };
         if namespace(process)? != namespace(Path::new("/proc/self"))? {
@@ -48,7 +48,7 @@ impl Namespace {
     }
 }
 
-/// Returns all connections by inode; none if the kernel does not support sock_diag(7).
+/// Returns all connections by inode. The map is empty if the kernel does not support sock_diag(7).
 fn connections() -> HashMap<u64, Counters> {
     let mut found = HashMap::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
@@ -93,7 +93,7 @@ fn is_last(datagram: &[u8], found: &mut HashMap<u64, Counters>) -> bool {
     datagram.is_empty() || !messages.0.is_empty()
 }
 
-/// Parses a connection: its inode and its numbers. Returns `None` if the message is too short, or
+/// Parses a connection: its inode and its counters. Returns `None` if the message is too short, or
 /// the connection belongs to no descriptor (inode 0).
 fn connection(message: &[u8]) -> Option<(u64, Counters)> {
     let (_, inode) = sock_diag::state_and_inode(message)?;

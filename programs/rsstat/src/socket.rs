@@ -43,11 +43,12 @@ pub struct Socket {
     /// Bytes that have arrived and that the program has not read; `None` for a listener, and for a
     /// datagram socket, whose table entry does not count what the program reads.
     pub receive_queue: Option<u64>,
-    /// Bytes that were sent and not acknowledged, as far as they are known; `None` for a listener.
+    /// Bytes that the program has sent and that are not known to have arrived; `None` for a
+    /// listener.
     pub send_queue: Option<u64>,
     /// Numbers that only rsockets have; `None` for a TCP socket.
     pub details: Option<Details>,
-    /// What the kernel reports about a TCP connection.
+    /// Counters that the kernel reports for a TCP connection; `None` for an rsocket.
     pub tcp: Option<sock_diag::Counters>,
 }
 
@@ -140,7 +141,7 @@ const AF_IB: u16 = 27;
 /// An address with its port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// No address yet, or one of an unknown family.
+    /// No address yet, or an address of an unknown family.
     None,
     /// IPv4 or IPv6.
     Ip(SocketAddr),
@@ -149,7 +150,8 @@ pub enum Address {
 }
 
 impl Address {
-    /// Reads `sockaddr_in`, `sockaddr_in6` or `sockaddr_ib`.
+    /// Parses `sockaddr_in`, `sockaddr_in6` or `sockaddr_ib`; returns [`Address::None`] for other
+    /// bytes.
     pub fn parse(bytes: &[u8]) -> Address {
         if let Some(address) = base::sockaddr::parse(bytes) {
             return Address::Ip(SocketAddr::new(address.ip(), address.port()));

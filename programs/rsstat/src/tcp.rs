@@ -59,10 +59,10 @@ pub fn add_sockets(
     }
 }
 
-/// Returns the program's own sockets in `found`, the sockets of a process in the order of their
-/// descriptors. The library uses descriptors from `end` on for copies of the program's sockets, and
-/// for connections to the program's own listeners. These connections stand in for accepted
-/// rsockets, which are listed themselves.
+/// Returns those sockets in `found` that are the program's own. `found` holds all TCP sockets of a
+/// process, ordered by descriptor. The library uses descriptors from `end` on for copies of the
+/// program's sockets, and for connections to the program's own listeners. These connections stand
+/// in for accepted rsockets, which are listed themselves.
 fn programs<'a>(found: &[(i32, &'a Line)], end: i32) -> Vec<(i32, &'a Line)> {
     let ends: HashMap<_, _> = found.iter().map(|(fd, line)| ((line.local, line.peer), *fd)).collect();
     let lowest: HashMap<_, _> = found.iter().rev().map(|(fd, line)| (line.inode, *fd)).collect();
@@ -73,7 +73,8 @@ fn programs<'a>(found: &[(i32, &'a Line)], end: i32) -> Vec<(i32, &'a Line)> {
     found.iter().filter(|socket| !is_librarys(socket)).copied().collect()
 }
 
-/// Returns the lowest descriptor that the library itself uses, from the text of /proc/PID/limits.
+/// Returns the lowest descriptor that the library uses for itself, given the text of
+/// /proc/PID/limits.
 fn lowest_library_fd(limits: &str) -> i32 {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
     let mut words = line.unwrap_or_default().split_whitespace();
@@ -87,14 +88,15 @@ pub(crate) fn inode(file: &Path) -> Option<u64> {
     file.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Parses a line of /proc/net/tcp or tcp6. Returns `None` for the headline.
+/// Parses a line of /proc/net/tcp or tcp6. Returns `None` for the header line, and for a socket in
+/// no [`State`].
 fn parse(line: &str) -> Option<Line> {
     let mut words = line.split_whitespace().skip(1);
     let (local, peer) = (address(words.next()?)?, address(words.next()?)?);
     let state = match words.next()? {
         "01" => State::Connected,
         "0A" => State::Listening,
-        // SYN_SENT, SYN_RECV, TIME_WAIT and CLOSE: not connected yet, or no longer.
+        // The socket is not yet or no longer connected: SYN_SENT, SYN_RECV, TIME_WAIT or CLOSE.
         "02" | "03" | "06" | "07" => return None,
         _ => State::Closing,
     };

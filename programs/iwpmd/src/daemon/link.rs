@@ -13,11 +13,12 @@ use nix::sys::socket::{
 
 use crate::sys::sockets;
 
-/// Multicast groups of RDMA netlink for port mappers: the current one, and that of older kernels.
+/// Multicast groups of RDMA netlink for port mappers: the current group, and the group of older
+/// kernels.
 const GROUPS: u32 = 3;
-/// The kernel's messages are at most two pages of 4096 bytes. The kernel allocates each answer as
-/// large as the largest receive buffer that it has seen, and charges the whole size to the socket,
-/// so a larger buffer would leave space for fewer messages.
+/// Initial size of the receive buffer: the kernel's messages are at most two pages of 4096 bytes.
+/// The kernel allocates each answer as large as the largest receive buffer that it has seen, and
+/// charges the whole size to the socket, so a larger buffer would leave space for fewer messages.
 const BUFFER_SIZE: usize = 1 << 13;
 /// The buffer grows up to this size after a message was truncated.
 const MAX_BUFFER_SIZE: usize = 1 << 20;
@@ -77,8 +78,8 @@ impl Link {
         Ok(getsockopt(&self.socket, sockopt::RcvBuf)? / 2)
     }
 
-    /// Receives the next messages into `buffer`, whose size it sets. Queues the messages of
-    /// [`send_when_drained`](Self::send_when_drained) for sending if there are no more.
+    /// Resizes `buffer`, and receives the next messages into it. If no more messages have arrived,
+    /// queues the messages of [`send_when_drained`](Self::send_when_drained) for sending.
     pub fn receive(&mut self, buffer: &mut Vec<u8>) -> Result<Input> {
         buffer.resize(self.buffer_size, 0);
         let (mut parts, flags) = ([IoSliceMut::new(buffer)], MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT);
@@ -103,14 +104,14 @@ impl Link {
         Ok(Input::Messages(size))
     }
 
-    /// Queues a message to be sent after those that wait already.
+    /// Queues a message to be sent after the messages that already wait.
     pub fn send(&mut self, bytes: Vec<u8>) {
         self.unsent.push_back(bytes);
     }
 
     /// Queues a message until the socket is drained. The kernel handles one request of a socket at
-    /// a time, and finishes it only when there is space for its answer; until then the kernel would
-    /// refuse the message with EBUSY again.
+    /// a time, and finishes a request only when the socket has space for the answer; until then the
+    /// kernel would refuse the message with EBUSY again.
     pub fn send_when_drained(&mut self, bytes: Vec<u8>) {
         self.retries.push(bytes);
     }
@@ -118,7 +119,8 @@ impl Link {
     /// Sends queued messages until the socket is full.
     ///
     /// # Errors
-    /// Fails with the first error that has lost a message, after the other messages were sent.
+    /// Fails with the first error that caused a message to be dropped; later messages are still
+    /// sent.
     pub fn flush(&mut self) -> Result<()> {
         let mut outcome = Ok(());
         while let Some(bytes) = self.unsent.front() {

@@ -16,7 +16,8 @@ pub const CAPACITY: usize = 1024;
 /// How long the daemon waits for the remaining lines to be written when it ends.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
-/// The queue of lines for the log. Drop waits until they are written, at most for [`LAST_LINES`].
+/// The queue of lines for the log. Drop waits until all lines are written, at most for
+/// [`LAST_LINES`].
 pub struct LogQueue(Arc<Shared>);
 
 struct Shared {
@@ -36,7 +37,7 @@ enum Stage {
 
 impl LogQueue {
     /// Starts the writer, a thread that calls `write` for each line. The caller must have blocked
-    /// the daemon's signals, because the thread inherits its signal mask.
+    /// the daemon's signals, because the thread inherits the caller's signal mask.
     pub fn start(capacity: usize, write: impl FnMut(Severity, &str) + Send + 'static) -> io::Result<LogQueue> {
         let (lines, stage) = (ArrayQueue::new(capacity), Mutex::new(Stage::Running));
         let shared = Arc::new(Shared { lines, stage, changed: Condvar::new() });

@@ -29,10 +29,10 @@ use crate::sys::sockets::Udp;
 /// Receives the lines of the log, with their severities.
 pub type Log = Box<dyn FnMut(Severity, &str)>;
 
-/// Messages received from one descriptor before the others have their turn.
+/// Maximum number of messages received from one descriptor before the others have their turn.
 const MAX_MESSAGES_PER_TURN: usize = 64;
-/// Lines of a dump written to the log before the descriptors have their turn: the log's reader may
-/// be slow.
+/// Maximum number of lines of a dump written to the log before the descriptors have their turn: the
+/// log's reader may be slow.
 const MAX_LINES_PER_TURN: usize = 64;
 
 const KERNEL: u64 = 0;
@@ -57,7 +57,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Returns a daemon that talks over `kernel` to the kernel, or to a test that plays the kernel.
-    /// It handles `signals`, if there are any.
+    /// The daemon handles `signals`, if given.
     pub fn new(kernel: Link, udp: Vec<(Socket, Udp)>, signals: Option<SignalFd>, log: Log) -> Result<Daemon> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&kernel, EpollEvent::new(EpollFlags::EPOLLIN, KERNEL))?;
@@ -171,7 +171,7 @@ impl Daemon {
     }
 
     fn udp_ready(&mut self, index: usize) {
-        // One byte more than the largest message, so that larger ones are detected.
+        // One byte more than the largest message, so that larger datagrams are detected.
         let mut buffer = [0; wire::REQUEST_SIZE + 1];
         for _ in 0..MAX_MESSAGES_PER_TURN {
             let Some((socket, udp)) = self.udp.get(index) else { return };
@@ -243,7 +243,7 @@ impl Daemon {
 }
 
 /// Returns the UDP sockets at `addresses`, except for wildcard addresses of a family that the host
-/// does not support.
+/// does not support. Fails with EAFNOSUPPORT if no socket remains.
 pub fn udp_sockets(addresses: &[IpAddr]) -> Result<Vec<(Socket, Udp)>> {
     let mut sockets = Vec::new();
     for &ip in addresses {

@@ -1,8 +1,8 @@
-//! The ports of mappings: each one is bound by a socket.
+//! The ports of mappings: each port is bound by a socket.
 //!
 //! bind(2) can choose a port itself. Once half of the ports are bound, however, bind(2) searches
-//! most of them for a free one, which takes milliseconds. The daemon finds one faster, because it
-//! knows which ports it has bound.
+//! most of them for a free one, which takes milliseconds. The daemon finds a free port faster,
+//! because it knows which ports it has bound.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -23,8 +23,8 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
-/// The ports to choose from, and the ports that are bound. Both sets are for IPv4 and IPv6: a port
-/// bound at the wildcard address of IPv6 is bound for IPv4, too.
+/// The ports to choose from, the reserved ports, and the bound ports, for both IPv4 and IPv6: a
+/// port bound at the wildcard address of IPv6 is bound for IPv4, too.
 #[derive(Default)]
 struct Choice {
     range: Option<RangeInclusive<u16>>,
@@ -34,8 +34,8 @@ struct Choice {
 }
 
 impl Choice {
-    /// Returns a port that is probably free, chosen by a random number. Returns `None` if all are
-    /// bound or the range is unknown; the kernel chooses then.
+    /// Returns a port that is probably free, chosen by a random number. Returns `None` if all ports
+    /// are bound or reserved, or the range is unknown: the kernel must choose a port.
     fn next(&mut self, random: u64) -> Option<u16> {
         if self.read.is_none_or(|time| time.elapsed() > RELOAD_INTERVAL) {
             self.read = Some(Instant::now());
@@ -72,7 +72,8 @@ fn parse_ports(text: &str) -> Option<RangeInclusive<u16>> {
     Some(low.parse().ok()?..=high.parse().ok()?)
 }
 
-/// Ports to try before the kernel chooses one: other programs may have bound many of them.
+/// Maximum number of ports to try before the kernel chooses a port: other programs may have bound
+/// many ports.
 const MAX_TRIES: usize = 32;
 
 /// All bound ports.
@@ -83,7 +84,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Binds a port for `local`: `port`, or a free one if `port` is 0. Returns the port.
+    /// Binds a port for `local`: `port`, or a free port if `port` is 0. Returns the port.
     ///
     /// The port is bound at all addresses: devices share the addresses of the host, may have
     /// addresses that the host lacks, and may take all packets to a port, whatever the address. If
@@ -107,7 +108,7 @@ impl Ports {
         for _ in 0..MAX_TRIES {
             let Some(port) = self.choice.next(random()) else { break };
             match bind_port(SocketAddr::new(any, port)) {
-                // In use by another program, or below 1024.
+                // The port is in use by another program, or below 1024.
                 Err(error) if [Errno::EADDRINUSE, Errno::EACCES].contains(&error) => {}
                 result => return result,
             }

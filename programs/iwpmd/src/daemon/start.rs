@@ -63,8 +63,8 @@ fn run_in_foreground() -> Result<ExitCode, Failure> {
     run(daemon)
 }
 
-/// Runs the daemon in a child process. The parent exits once the daemon runs or has failed to
-/// start, and its exit status tells which.
+/// Runs the daemon in a child process. The parent exits once the daemon runs (exit status 0) or has
+/// failed to start (exit status 1).
 fn behind() -> Result<ExitCode, Failure> {
     let (mut outcome, mut tell) = io::pipe().map_err(|error| format!("pipe: {error}"))?;
     if !process::fork().map_err(|error| format!("fork: {error}"))? {

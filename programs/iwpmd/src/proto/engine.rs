@@ -88,9 +88,9 @@ pub struct Engine {
 }
 
 /// Step between the sequence numbers of messages to the kernel. The kernel continues its own
-/// numbering from the last number that it receives, and matches answers by number. Each message is
-/// one step ahead of all numbers seen, and the kernel uses fewer numbers than a step in the
-/// meantime. So the kernel never uses a number twice.
+/// numbering from the last number that it receives, and matches answers by number. The number of
+/// each message is one step above all numbers seen, and the kernel uses fewer numbers than a step
+/// between two messages. Therefore the kernel never uses a number twice.
 const SEQUENCE_STEP: u32 = 256;
 
 impl Engine {
@@ -113,7 +113,7 @@ impl Engine {
         }
     }
 
-    /// Returns the next action.
+    /// Takes the next action from the queue; `None` if the queue is empty.
     pub fn action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
@@ -124,7 +124,8 @@ impl Engine {
         [self.queries.deadline(), self.peer_requests.deadline(), self.listing.due].into_iter().flatten().min()
     }
 
-    /// Does what is due at `now`: forgets peers' requests, resends queries, requests a list.
+    /// Does what is due at `now`: forgets expired requests of peers, resends queries or lets them
+    /// time out, requests a list.
     pub fn timer(&mut self, now: u64) {
         self.peer_requests.forget(now);
         self.repeat_queries(now);

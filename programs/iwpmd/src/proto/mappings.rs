@@ -21,7 +21,7 @@ pub struct Mapping {
     pub mapped: SocketAddr,
     /// The client that requested the mapping.
     pub owner: u8,
-    /// Number of the mapping.
+    /// ID of the mapping.
     pub id: PortId,
     /// Whether a socket is bound to the port.
     pub bound: bool,
@@ -33,8 +33,8 @@ pub struct Mapping {
     pub removals: u32,
     /// When the mapping was created or last requested again, in milliseconds.
     pub last_used: u64,
-    /// Number of the last list of the kernel that contained the mapping, and how many times the
-    /// list contained it. A new mapping starts with the number of the current list.
+    /// Number of the kernel's last list that contained the mapping, and how many times the list
+    /// contained it. A new mapping starts with the number of the current list.
     pub listed: (u32, u32),
 }
 
@@ -45,7 +45,7 @@ impl Mapping {
     }
 
     /// Returns the mapped address for a peer that asked for `asked`. If the mapping is for the
-    /// wildcard address, this is `asked` with the mapped port.
+    /// wildcard address, the answer is `asked` with the mapped port.
     pub fn answer(&self, asked: Peer) -> Peer {
         let ip = if self.is_wildcard() { asked.ip } else { self.mapped.ip() };
         Peer { ip, port: self.mapped.port() }
@@ -82,15 +82,15 @@ impl Mappings {
         self.0.get_mut(&address)
     }
 
-    /// Returns a mapping that conflicts with a new one: one of the same address, or of the same
-    /// family and port if either address is the wildcard.
+    /// Returns a mapping that conflicts with a new mapping of `address`: a mapping of the same
+    /// address, or of the same family and port if either address is the wildcard.
     pub fn overlapping(&self, address: Peer) -> Option<&Mapping> {
         let v6 = address.ip.is_ipv6();
         let wildcard = wildcard(v6, address.port);
         if address != wildcard {
             return self.get(address).or_else(|| self.get(wildcard));
         }
-        // The wildcard address comes before the others of its port and family.
+        // The wildcard address comes before all other addresses of its port and family.
         let (first, mapping) = self.0.range(wildcard..).next()?;
         (first.port == address.port && first.ip.is_ipv6() == v6).then_some(mapping)
     }
@@ -123,7 +123,7 @@ impl Mappings {
     }
 }
 
-/// Maximum number of devices remembered for a client; further ones are ignored.
+/// Maximum number of devices remembered for a client; further devices are ignored.
 const MAX_DEVICES: usize = 256;
 
 /// A registered client.
@@ -139,7 +139,8 @@ struct Client {
 pub struct Clients(HashMap<u8, Client>);
 
 impl Clients {
-    /// Registers a device. Fails if the client has registered for another library before.
+    /// Registers a device. Fails with `UserLibrary` if the client has registered for another
+    /// library.
     pub fn register(&mut self, client: u8, library: &[u8], device: &[u8], interface: &[u8]) -> Result<(), ErrorCode> {
         let known = self.0.entry(client).or_insert_with(|| Client { library: library.to_vec(), devices: Vec::new() });
         if known.library != library {

@@ -2,7 +2,7 @@
 //!
 //! iWARP devices share the TCP ports of the host with its sockets. For each local address that a
 //! device uses, the kernel asks the port mapper to bind a socket to a free port (a *mapping*).
-//! Before it connects, the kernel has the port mapper query the peer's port mapper for the port to
+//! Before a connection, the kernel has the port mapper query the peer's port mapper for the port to
 //! which the remote address is mapped.
 
 pub mod engine;

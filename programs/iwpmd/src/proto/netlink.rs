@@ -16,7 +16,7 @@ pub const VERSION_MIN: u16 = 3;
 /// The name by which the kernel knows port mappers.
 pub const LIBRARY: &[u8] = b"iWarpPortMapperUser";
 
-/// Types below this are netlink's own: acknowledgement, error, end of a list.
+/// Lower types are those of netlink control messages: acknowledgement, error, end of a list.
 const OWN_TYPES: u16 = 16;
 /// Size of an address attribute: the kernel requires a whole `sockaddr_storage`.
 const ADDRESS_SIZE: usize = 128;
@@ -33,13 +33,13 @@ pub enum ErrorCode {
     CreateMapping = 11,
     /// The address is mapped already.
     DuplicateMapping = 12,
-    /// There is no such mapping, or the peer did not answer.
+    /// There is no mapping of the address, or the peer did not answer.
     UnknownMapping = 13,
     /// The client has not registered.
     ClientDevice = 14,
     /// The client has registered for another library.
     UserLibrary = 15,
-    /// The peer's port mapper has no such mapping.
+    /// The peer's port mapper has no mapping of the queried address.
     QueryRejected = 16,
     /// The protocol version is not supported.
     Version = 17,
@@ -72,12 +72,13 @@ pub enum KernelMessage {
     },
     /// Requests a mapping of a local address.
     Add {
-        /// The address.
+        /// The address to map.
         local: SocketAddr,
         /// `IWPM_FLAGS_*`.
         flags: u32,
     },
-    /// Requests a mapping of a local address, and a query for the mapped address of a remote one.
+    /// Requests a mapping of a local address, and a query for the mapped address of a remote
+    /// address.
     Query {
         /// The connecting peer's address.
         local: SocketAddr,
@@ -90,7 +91,7 @@ pub enum KernelMessage {
     Remove(SocketAddr),
     /// Lists a mapping that the kernel uses.
     MapInfo {
-        /// The address.
+        /// The local address.
         local: SocketAddr,
         /// The mapped address.
         mapped: SocketAddr,
@@ -154,7 +155,7 @@ fn parse(message: &Message<'_>, op: u16) -> Option<KernelMessage> {
     }
     let u16 = |kind| message.attribute(kind)?.try_into().ok().map(u16::from_ne_bytes);
     let u32 = |kind| message.attribute(kind)?.try_into().ok().map(u32::from_ne_bytes);
-    // Missing in protocol version 3.
+    // Messages of protocol version 3 have no flags.
     let flags = |kind| if message.attribute(kind).is_none() { Some(0) } else { u32(kind) };
     let address = |kind| sockaddr::parse(message.attribute(kind)?);
     // A string, which may have a terminating NUL.
@@ -230,7 +231,7 @@ pub fn emit(header: Header, pid: u32, values: &[Value<'_>]) -> Vec<u8> {
         }
     }
     let kind = u16::from(header.client) << 10 | header.op;
-    // NLM_F_REQUEST in answers, too: the kernel ignores messages without it.
+    // Answers carry NLM_F_REQUEST, too: the kernel ignores messages without this flag.
     netlink::write_header(&mut bytes, kind, libc::NLM_F_REQUEST as u16, header.seq, pid);
     bytes
 }

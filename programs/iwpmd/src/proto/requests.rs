@@ -5,8 +5,8 @@
 //! about 400 bytes) until its connection arrives, forever if no connection arrives, and does not
 //! tell which reports it has used. Because source addresses can be forged, the number of reports in
 //! [`PEER_REQUEST_LIFETIME_MS`] is limited, in total and for each host. Each request is answered by
-//! one message that is no larger, and nothing is sent unsolicited, so that the answers cannot be
-//! used to flood a third party.
+//! one message that is no larger than the request, and nothing is sent unsolicited, so the answers
+//! cannot be used to flood a third party.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -37,14 +37,14 @@ pub struct Query {
     pub local: SocketAddr,
     /// The local address that `local` is mapped to.
     pub mapped: SocketAddr,
-    /// Number of the mapping, and its number of removals when the query started.
+    /// ID of the mapping, and the mapping's `removals` when the query started.
     pub mapping: (PortId, u32),
     /// The accepting peer's address.
     pub remote: SocketAddr,
     /// The message that is sent to the other host.
     pub message: Message,
-    /// Whether an answer has arrived. Then the query is not resent, but repeated answers are
-    /// acknowledged until it times out.
+    /// Whether an answer has arrived. An answered query is not resent, but repeated accepts are
+    /// acknowledged until the query times out.
     pub answered: bool,
     started: u64,
 }
@@ -77,7 +77,8 @@ impl Query {
         to
     }
 
-    /// Returns whether `answer` comes from the queried host and is about the queried address.
+    /// Returns whether `answer` comes from the queried host's port mapper and repeats the query's
+    /// connecting address.
     fn is_answered_by(&self, from: SocketAddr, answer: &Message) -> bool {
         from.port() == PORT && from.ip() == self.remote.ip() && answer.cp == self.message.cp
     }
@@ -128,12 +129,12 @@ impl Queries {
         self.by_handle.get_mut(&answer.handle).filter(|query| query.is_answered_by(from, answer))
     }
 
-    /// Returns when [`due`](Self::due) has to be called next.
+    /// Returns when [`due`](Self::due) has to be called next; `None` if there are no queries.
     pub fn deadline(&self) -> Option<u64> {
         self.times.front().map(|&(time, _)| time)
     }
 
-    /// Returns the next query that is due `now`, or `None` if there are no more.
+    /// Returns the next query that is due `now`, or `None` if no more queries are due.
     pub fn due(&mut self, now: u64) -> Option<Due> {
         while let Some(&(_, handle)) = self.times.front().filter(|(time, _)| *time <= now) {
             self.times.pop_front();
@@ -144,8 +145,8 @@ impl Queries {
                     None => continue,
                 }
             }
-            // Counted from now: after a suspend, the query is sent once, not once for each missed
-            // interval.
+            // The next interval starts now: after a suspend, the query is sent once, not once for
+            // each missed interval.
             self.times.push_back((now + RESEND_INTERVAL_MS, handle));
             if !query.answered {
                 return Some(Due::Resend(query.to(), query.message));
@@ -198,7 +199,8 @@ impl PeerRequests {
         self.known.len()
     }
 
-    /// Returns when [`forget`](Self::forget) has to be called next.
+    /// Returns when [`forget`](Self::forget) has to be called next; `None` if no requests are
+    /// remembered.
     pub fn deadline(&self) -> Option<u64> {
         self.ends.front().map(|&(end, ..)| end)
     }

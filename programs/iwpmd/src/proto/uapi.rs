@@ -1,5 +1,5 @@
-//! Constants of `rdma/rdma_netlink.h`: the client, the operations, and the attributes of the
-//! kernel's messages that are read. The attributes of messages to the kernel are numbered from 1.
+//! Constants of `rdma/rdma_netlink.h`: the client, the operations, and the attributes that are read
+//! in messages from the kernel. The attributes of messages to the kernel are numbered from 1.
 #![allow(missing_docs, reason = "the names are the kernel's")]
 
 pub const RDMA_NL_IWCM: u8 = 2;

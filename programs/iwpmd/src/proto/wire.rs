@@ -1,5 +1,6 @@
 //! The UDP messages between the port mappers of two hosts: 64 bytes for a request, 48 bytes for
-//! others. This module alone parses and emits them. CP: connecting peer; AP: accepting peer.
+//! other messages. This module alone parses and emits them. CP: connecting peer; AP: accepting
+//! peer.
 //!
 //! ```text
 //! 0  magic: version (bits 7-6), kind (5-4), IP version (3-0)    8  handle, 64 bits
@@ -8,7 +9,7 @@
 //! 4  port of the AP                                             48 mapped IP of the CP (requests)
 //! 6  port of the CP
 //! ```
-//! Numbers are in network byte order; an IPv4 address is in the first 4 of its 16 bytes.
+//! Numbers are in network byte order; an IPv4 address is in the first 4 of the field's 16 bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -42,7 +43,7 @@ pub enum Kind {
     Reject,
 }
 
-/// An address and port of one peer. The order is that of ports, then of addresses.
+/// An address and port of one peer. Peers are ordered by port, then by address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Peer {
     /// TCP port.
@@ -68,7 +69,7 @@ pub struct Message {
 
 impl Message {
     /// Parses a datagram received by a socket of IPv6 if `v6` is true, of IPv4 otherwise. Returns
-    /// `None` if it has another size, protocol version or family.
+    /// `None` if the size, the protocol version or the IP version is wrong.
     pub fn parse(bytes: &[u8], v6: bool) -> Option<Message> {
         if ![MESSAGE_SIZE, REQUEST_SIZE].contains(&bytes.len()) || bytes[0] >> 6 != 0 || bytes[0] & 0xf != version(v6) {
             return None;
@@ -86,7 +87,7 @@ impl Message {
         Some(Message { kind, handle: u64::from_be_bytes(handle), cp, ap, mapped_cp })
     }
 
-    /// Encodes the message, whose addresses are of one family.
+    /// Encodes the message. All its addresses must be of one family.
     pub fn emit(&self) -> Vec<u8> {
         let mut bytes = vec![0; if self.mapped_cp.is_some() { REQUEST_SIZE } else { MESSAGE_SIZE }];
         bytes[0] = (self.kind as u8) << 4 | version(self.ap.ip.is_ipv6());
@@ -108,7 +109,7 @@ impl Message {
     }
 }
 
-/// Returns the IP version in the first byte of a message.
+/// Returns the IP version for the first byte of a message.
 fn version(v6: bool) -> u8 {
     if v6 { 6 } else { 4 }
 }

@@ -24,8 +24,8 @@ pub fn block(signals: &[Signal]) -> Result<SignalFd> {
     let set: SigSet = signals.iter().copied().collect();
     set.thread_block()?;
     for &number in signals {
-        // A signal that was ignored at the start (nohup) would not arrive. It is blocked, so its
-        // default action does not apply.
+        // A signal that was ignored at the start (nohup) would not arrive, so restore the default
+        // action. The action is not taken, because the signal is blocked.
         // SAFETY: the default action runs no handler.
         unsafe { signal(number, SigHandler::SigDfl) }?;
     }
@@ -52,7 +52,7 @@ pub fn redirect_stdio() -> Result<()> {
     unistd::dup2_stderr(&null)
 }
 
-/// Raises the limit of descriptors (RLIMIT_NOFILE) to its hard limit. Returns the limit.
+/// Raises the limit of descriptors (RLIMIT_NOFILE) to its hard limit. Returns the limit in effect.
 pub fn raise_descriptor_limit() -> usize {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or_default();
     let limit = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_or(soft, |()| hard);

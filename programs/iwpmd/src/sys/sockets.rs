@@ -37,9 +37,9 @@ fn local_address(socket: &OwnedFd) -> Result<SocketAddr> {
     inet(&getsockname(socket.as_raw_fd())?).ok_or(Errno::EAFNOSUPPORT)
 }
 
-/// Binds a TCP socket, which never listens, to `address`, or to any free port if its port is 0.
-/// Returns the socket and the port, which no other socket can bind while this one exists. The
-/// wildcard address of IPv6 includes that of IPv4.
+/// Binds a TCP socket to `address`, or to any free port if the port of `address` is 0. The socket
+/// never listens. Returns the socket and its port, which no other socket can bind at this address
+/// while the socket exists. The IPv6 wildcard address includes the IPv4 wildcard address.
 pub fn bind_port(address: SocketAddr) -> Result<(OwnedFd, u16)> {
     let socket = bound(address, SockType::Stream, |_| Ok(()))?;
     let port = local_address(&socket)?.port();
@@ -60,7 +60,7 @@ pub struct Datagram {
     pub size: usize,
     /// Source address.
     pub from: SocketAddr,
-    /// The local address that the datagram was sent to.
+    /// The local address that the datagram was sent to; `None` if the kernel does not report it.
     pub to: Option<IpAddr>,
 }
 
@@ -99,7 +99,7 @@ impl Udp {
         Ok(Datagram { size: message.bytes, from, to })
     }
 
-    /// Sends a datagram, from the local address `from` if there is one.
+    /// Sends a datagram, from the local address `from` if it is set.
     pub fn send(&self, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) -> Result<()> {
         let (v4, v6);
         let control = match from {

@@ -16,14 +16,14 @@ use nix::syslog::Severity::{LOG_ERR, LOG_INFO, LOG_WARNING};
 /// A port to be bound, and the kernel's request that needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
-    /// Number of the mapping that needs the port.
+    /// ID of the mapping that needs the port.
     pub id: PortId,
     /// The address to be mapped.
     pub local: SocketAddr,
     /// The port to bind; 0 for any.
     pub port: u16,
     header: Header,
-    /// Whether the mapping needs the port: the device does not use the address unmapped.
+    /// Whether the mapping needs a bound port; false if the device uses the address unmapped.
     bound: bool,
     purpose: Purpose,
 }
@@ -36,7 +36,7 @@ enum Purpose {
 }
 
 impl Engine {
-    /// Greets the kernel, which answers with its protocol version.
+    /// Sends `HELLO` to the kernel, which answers with its protocol version.
     pub fn start(&mut self) {
         // The first message has sequence number 0.
         let header = Header { client: RDMA_NL_IWCM, op: RDMA_NL_IWPM_HELLO, seq: 0 };
@@ -54,7 +54,7 @@ impl Engine {
             Incoming::Malformed(header) => {
                 self.note_sequence(header.seq);
                 self.log(LOG_WARNING, format!("a message of the kernel cannot be read: operation {}", header.op));
-                // The kernel waits for answers to these only.
+                // The kernel waits for answers to these requests only.
                 let answered = [RDMA_NL_IWPM_REG_PID, RDMA_NL_IWPM_ADD_MAPPING, RDMA_NL_IWPM_QUERY_MAPPING];
                 if answered.contains(&header.op) {
                     self.error(header, ErrorCode::InvalidMessage);
@@ -180,8 +180,8 @@ impl Engine {
     }
 
     /// Drops the reference that a failed query has to its mapping, unless the kernel has sent a
-    /// removal since the query started. A kernel of version 4 removes the mapping itself later, so
-    /// only the last reference is dropped with this version.
+    /// removal since the query started. A kernel of version 4 sends a removal later, so for such a
+    /// kernel only the last reference is dropped here.
     pub(super) fn release(&mut self, query: &Query) {
         let mapping = self.mappings.get_mut(key(&query.local));
         let Some(mapping) = mapping.filter(|mapping| query.mapping == (mapping.id, mapping.removals)) else { return };
@@ -216,8 +216,8 @@ impl Engine {
         self.open(header, local, flags, mapped.port(), Purpose::Restore, now);
     }
 
-    /// Requests a port for a mapping: `port`, or any if it is 0. If the device uses the address
-    /// unmapped, adds the mapping at once.
+    /// Requests a port for a mapping: `port`, or any port if `port` is 0. If the device uses the
+    /// address unmapped, adds the mapping at once.
     fn open(&mut self, header: Header, local: SocketAddr, flags: u32, port: u16, purpose: Purpose, now: u64) {
         self.last_port += 1;
         let bound = needs_port(flags);
@@ -261,12 +261,12 @@ impl Engine {
     }
 
     /// Rejects a request. A kernel of version 4 still sends a removal of the mapping that was
-    /// refused: an existing mapping of the address must ignore it.
+    /// refused: an existing mapping of the address must ignore this removal.
     pub(super) fn refuse(&mut self, header: Header, local: SocketAddr, code: ErrorCode) {
         if let Some(mapping) = self.mappings.get_mut(key(&local))
             && mapping.owner == header.client
             && self.version > VERSION_MIN
-            // The kernel does not wait for an answer to a listed mapping.
+            // The kernel does not wait for an answer to MAPINFO, so a refusal causes no removal.
             && header.op != RDMA_NL_IWPM_MAPINFO
         {
             mapping.surplus_removals += 1;

@@ -32,7 +32,7 @@ pub(super) struct Listing {
     /// Number of the list.
     pub(super) round: u32,
     started: u64,
-    /// When to request the next list, if one is needed.
+    /// When to request the next list; `None` if no list is needed.
     pub(super) due: Option<u64>,
     clients: HashMap<u8, Progress>,
 }
@@ -63,7 +63,7 @@ impl Engine {
         let values = [Value::Text(LIBRARY), Value::U16(self.version)];
         self.send_to_kernel(RDMA_NL_IWCM, RDMA_NL_IWPM_MAPINFO, &values);
         if self.version == VERSION_MIN {
-            // Before version 4, this was the client number of another driver.
+            // Before version 4, RDMA_NL_IWCM + 1 was the client number of another driver.
             self.send_to_kernel(RDMA_NL_IWCM + 1, RDMA_NL_IWPM_MAPINFO, &values);
         }
     }
@@ -94,7 +94,9 @@ impl Engine {
         }
     }
 
-    /// Drops the mappings that are missing in a complete list, and corrects the others' references.
+    /// Drops the client's mappings that are missing in a complete list, and corrects the references
+    /// of its other mappings. Mappings used later than [`GRACE_PERIOD_MS`] before the list are left
+    /// alone.
     fn apply_list(&mut self, client: u8) {
         let (round, before) = (self.listing.round, self.listing.started.saturating_sub(GRACE_PERIOD_MS));
         let settled = |mapping: &&mut Mapping| mapping.owner == client && mapping.last_used < before;

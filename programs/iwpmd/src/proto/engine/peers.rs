@@ -11,8 +11,8 @@ use crate::proto::uapi::{RDMA_NL_IWPM_QUERY_MAPPING, RDMA_NL_IWPM_REMOTE_INFO};
 use crate::proto::wire::{Kind, Message, Peer};
 
 impl Engine {
-    /// Handles a datagram received by one of the UDP sockets. `to` is the local address that it was
-    /// sent to.
+    /// Handles a datagram received by one of the UDP sockets. `to` is the local address to which
+    /// the datagram was sent.
     pub fn udp(&mut self, socket: Socket, from: SocketAddr, to: Option<IpAddr>, bytes: &[u8], now: u64) {
         let known = Message::parse(bytes, from.is_ipv6()).is_some_and(|message| match (socket, message.kind) {
             (Socket::Service, Kind::Request) => self.answer_request(&message, from, to, now),
@@ -68,7 +68,8 @@ impl Engine {
         }
     }
 
-    /// Handles an answer: reports the first one to the kernel, and acknowledges each accept.
+    /// Handles an answer: reports a query's first answer to the kernel, and acknowledges each
+    /// accept. Returns whether the answer belongs to a query.
     fn query_answered(&mut self, answer: &Message, from: SocketAddr) -> bool {
         let Some(query) = self.queries.answered_by(from, answer) else { return false };
         let is_accept = answer.kind == Kind::Accept;
@@ -111,7 +112,7 @@ impl Engine {
     }
 }
 
-/// Returns a peer's address for the kernel, with the scope of `like` if it is link-local.
+/// Returns a peer's address for the kernel, with the scope of `like` if the address is link-local.
 fn address(peer: Peer, like: SocketAddr) -> SocketAddr {
     match (peer.ip, like) {
         (IpAddr::V6(ip), SocketAddr::V6(like)) if ip.is_unicast_link_local() => {
