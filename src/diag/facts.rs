@@ -1,4 +1,4 @@
-//! Facts that are collected when a call has failed: the endpoints, and the state of the machine.
+//! Facts that are collected after a call has failed: the endpoints, and the state of the machine.
 
 use std::ffi::{CStr, c_int, c_long};
 use std::mem::MaybeUninit;
@@ -38,7 +38,8 @@ impl Endpoints {
     /// Unknown addresses and device.
     pub const NONE: Endpoints = Endpoints { src: zeroed(), dst: zeroed(), device: [0; MAX_NAME], port: 0 };
 
-    /// Sets the local or the peer's address, unless it is known.
+    /// Sets the local address if `local` is set, otherwise the peer's address. An address that is
+    /// known already is kept.
     pub fn add(&mut self, address: &sockaddr_storage, local: bool) {
         let side = if local { &mut self.src } else { &mut self.dst };
         if is_unspecified(side) {
@@ -66,8 +67,8 @@ fn is_loopback(address: &sockaddr_storage) -> bool {
     inet(address).is_some_and(|address| address.ip().to_canonical().is_loopback())
 }
 
-/// Returns whether a kernel socket can be bound to the address: it is one of this machine, or a
-/// wildcard.
+/// Returns whether a kernel socket can be bound to the address: the address is an address of this
+/// machine, or a wildcard.
 fn is_local(address: &sockaddr_storage) -> bool {
     let Some(mut address) = inet(address) else { return false };
     address.set_port(0);
@@ -96,8 +97,8 @@ pub struct Facts {
     pub null: bool,
     /// Whether one of the addresses is a loopback address.
     pub loopback: bool,
-    /// Whether the local address is one of this machine, or a wildcard. Only determined if a bind
-    /// failed.
+    /// Whether the local address is an address of this machine, or a wildcard. Determined only
+    /// after a bind failed with EADDRNOTAVAIL; otherwise false.
     pub local: bool,
 }
 
@@ -170,7 +171,7 @@ fn faccessat(path: &CStr, mode: c_int) -> c_int {
     }
 }
 
-/// Returns whether a directory is missing, or has no entries except `.` and `..`.
+/// Returns whether a directory is missing or unreadable, or has no entries except `.` and `..`.
 fn is_empty(directory: &CStr) -> bool {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let mut entries = MaybeUninit::<[u64; 128]>::uninit();

@@ -99,7 +99,8 @@ impl Line {
                     close(fd);
                 }
             }
-            // If the program has closed its standard error, the descriptor may be the library's.
+            // If the program has closed its standard error, the descriptor may be the library's:
+            // write nothing.
             _ if library_fds::is_own(libc::STDERR_FILENO) => {}
             _ => {
                 let stamp = if shows_time() { stamp() } else { FixedString::empty() };
@@ -109,7 +110,7 @@ impl Line {
     }
 }
 
-/// Displays an address with its port, IPv6 addresses in brackets.
+/// Displays an address with its port; an IPv6 address is in brackets.
 pub struct Address<'a>(pub &'a sockaddr_storage);
 
 impl fmt::Display for Address<'_> {
@@ -133,8 +134,8 @@ impl fmt::Display for Address<'_> {
 /// Priority of a line for the system's log: facility user, severity warning (syslog(3)).
 const PRIORITY: &[u8] = b"<12>";
 
-/// Returns the time in the format of RFC 3339, followed by a space. UTC, because local time needs
-/// files, locks and memory.
+/// Returns the time in the format of RFC 3339, followed by a space. The time is UTC, because local
+/// time needs files, locks and memory.
 fn stamp() -> FixedString<32> {
     let now = base::clock::read(libc::CLOCK_REALTIME);
     let (days, second) = (now.tv_sec.div_euclid(86_400), now.tv_sec.rem_euclid(86_400));
@@ -188,8 +189,8 @@ fn without_sigpipe(write: impl FnOnce()) {
     }
 }
 
-/// Opens the file for appending. Neither follows a symbolic link nor blocks on a FIFO or device.
-/// Returns the descriptor, or -1.
+/// Opens the file for appending. Creates the file if it does not exist. Neither follows a symbolic
+/// link nor blocks on a FIFO or device. Returns the descriptor, or -1.
 fn open(path: &CStr) -> c_int {
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NOCTTY;
     // SAFETY: `path` is a C string.
@@ -201,8 +202,8 @@ fn close(fd: c_int) {
     unsafe { libc::syscall(libc::SYS_close, c_long::from(fd)) };
 }
 
-/// Sends the line to the system's log. Not by syslog(3), which takes a lock, allocates memory, and
-/// keeps its socket open.
+/// Sends the line to the system's log. Does not use syslog(3), which takes a lock, allocates
+/// memory, and keeps its socket open.
 fn to_syslog(line: &[u8]) {
     /// The beginning of a `struct sockaddr_un`.
     #[repr(C)]

@@ -2,10 +2,11 @@
 //! probes for tracers.
 //!
 //! This is a low layer: callers pass plain data, and the modules know neither the connection
-//! manager nor rsockets. Calls that succeed run only the one instruction of each probe. A line is
-//! built on the stack and written by direct system calls, without locks and without the heap,
-//! because programs make rsocket calls in signal handlers, after fork(), and under librspreload,
-//! which intercepts the C library's functions. errno is preserved.
+//! manager nor rsockets. Calls that succeed only run the nop instructions of the probes; reading an
+//! event and closing a stream also check whether to log. A line is built on the stack and written
+//! by direct system calls, without locks and without the heap, because programs make rsocket calls
+//! in signal handlers, after fork(), and under librspreload, which intercepts the C library's
+//! functions. errno is preserved.
 
 mod facts;
 mod line;
@@ -29,13 +30,14 @@ pub use switch::{is_on, read_settings, shows_connections};
 pub enum Subject {
     /// No id or rsocket.
     Nothing,
-    /// An id, of which only the pointer's value is used. It is NULL if the program passed NULL.
+    /// The address of an id, which is never dereferenced; NULL if the program passed NULL.
     Id(*const rdma_cm_id),
     /// The rsocket of a descriptor.
     Socket(c_int),
 }
 
-/// Logs a failed call. `endpoints` is called only if a line is written.
+/// Logs a failed call. Expected errors are logged only at the level `all`. `endpoints` is called
+/// only if a line is written.
 #[inline]
 pub fn call_failed(name: &'static str, subject: Subject, error: Errno, endpoints: impl FnOnce() -> Option<Endpoints>) {
     if is_on() && (!is_expected(error) || switch::is_verbose()) {
@@ -70,7 +72,7 @@ fn log(name: &str, fill: impl FnOnce(&mut Line)) {
     });
 }
 
-/// Logs a text from librspreload; an empty text if it is not UTF-8.
+/// Logs a text from librspreload. A text that is not UTF-8 is logged as an empty text.
 #[cold]
 #[inline(never)]
 pub fn note(name: &'static str, text: &[u8]) {
@@ -89,7 +91,7 @@ pub fn not_found(name: &'static str, code: c_int) {
     }
 }
 
-/// Returns whether non-blocking calls fail with this error in normal operation.
+/// Returns whether calls fail with this error in normal operation.
 fn is_expected(error: Errno) -> bool {
     matches!(error, Errno::EAGAIN | Errno::EINPROGRESS | Errno::EALREADY | Errno::EINTR)
 }
@@ -118,8 +120,8 @@ pub struct Path {
     pub mtu_and_sl: Option<(u32, u8)>,
 }
 
-/// Logs an event that reports no failure: a step of setting up a connection, or its end. `path` is
-/// given for the first event of a connection at which the path is known.
+/// Logs an event that reports no failure: a step of setting up a connection, or the end of a
+/// connection. `path` is given for the first event of a connection at which the path is known.
 #[cold]
 #[inline(never)]
 pub fn good_event(id: *const rdma_cm_id, name: &str, path: Option<Path>, endpoints: &Endpoints) {
@@ -137,7 +139,7 @@ pub fn good_event(id: *const rdma_cm_id, name: &str, path: Option<Path>, endpoin
     });
 }
 
-/// Logs that the program closes a connected stream, with the bytes that were sent and received.
+/// Logs that the program closes a connected stream, with the numbers of bytes sent and received.
 #[cold]
 #[inline(never)]
 pub fn closed(fd: c_int, endpoints: &Endpoints, sent: u64, received: u64) {
@@ -209,7 +211,7 @@ pub fn background(fd: Option<c_int>, endpoints: &Endpoints, error: Errno, cause:
 /// The cause of a failure of an rsocket in the background.
 #[derive(Clone, Copy, Debug)]
 pub enum Cause {
-    /// The private data of the peer's request or reply is not that of the rsocket protocol.
+    /// The private data of the peer's request or reply does not follow the rsocket protocol.
     BadConnData,
     /// The peer sent a message that is invalid, or exceeds its credits.
     BadMessage,
@@ -219,7 +221,7 @@ pub enum Cause {
     Connecting,
     /// Accepting a connection request failed on this side.
     Accepting,
-    /// The peer's iomap has no entry for memory that was mapped before connecting.
+    /// The peer's iomap has no free entry for memory that was mapped before connecting.
     NoEntry,
     /// The device has no more PDs, so the connection has no PD of its own.
     SharedDomain,

@@ -8,7 +8,7 @@ use probe::probe;
 
 use crate::ffi::rdma_cm_id;
 
-/// Defines a function for each probe, whose arguments are those of the probe.
+/// Defines a function for each probe, with the probe's arguments.
 macro_rules! probes {
     ($(#[doc = $doc:literal] $name:ident($($argument:ident: $type:ty),+);)+) => {
         $(#[doc = $doc] #[inline] pub fn $name($($argument: $type),+) { probe!(librdmacm, $name, $($argument),+); })+
@@ -30,7 +30,7 @@ probes! {
     rs_accept(listener: c_int, fd: c_int);
     /// Bytes were sent.
     rs_send(fd: c_int, length: usize);
-    /// Bytes were received; 0 at the end of the stream.
+    /// Bytes were received; `length` is 0 at the end of the stream.
     rs_recv(fd: c_int, length: usize);
     /// rclose() begins.
     rs_close(fd: c_int);

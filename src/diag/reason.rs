@@ -1,4 +1,5 @@
-//! The likely reason for a failure, as text. Pure: the input is the errno or status, and [`Facts`].
+//! The likely reason for a failure, as text. The text depends only on the errno or status, and on
+//! [`Facts`].
 
 use std::ffi::c_int;
 use std::fmt;
@@ -99,7 +100,7 @@ pub const NO_MODULE: &str =
 pub const NO_NODE: &str = "there is no /dev/infiniband/rdma_cm, although the kernel has it: was a container given the device files (docker: --device=/dev/infiniband)? Is udev running?";
 /// The process has no permission to open /dev/infiniband/rdma_cm.
 pub const FORBIDDEN: &str = "no permission for /dev/infiniband/rdma_cm: it must be readable and writable for this user";
-/// No device's /dev/infiniband/uverbs* exists.
+/// No device has a file /dev/infiniband/uverbs*.
 pub const NO_VERBS_NODE: &str = "there is no /dev/infiniband/uverbs*: the kernel's module ib_uverbs is not loaded (modprobe ib_uverbs), or a container did not get the device files";
 /// The process has no permission to open any /dev/infiniband/uverbs*.
 pub const VERBS_FORBIDDEN: &str =

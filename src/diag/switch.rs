@@ -57,8 +57,9 @@ pub fn read_settings() {
 
 /// Parses words that are separated by commas. Targets: `stderr` (the default), `syslog`, or an
 /// absolute path. `1` is the default level; `2` or `all` adds expected errors; `connections` adds
-/// connections that are made, and the time; `time` adds the time. Returns the level and the target,
-/// or `None` if nothing is to be logged. Fails with the first word that is invalid.
+/// events of connections that report no failure, and the time; `time` adds the time. Returns the
+/// level and the target, or `None` if nothing is to be logged. Fails with the first word that is
+/// invalid.
 fn parse(value: &[u8]) -> Result<Option<(u8, &[u8])>, &[u8]> {
     let (mut level, mut target) = (FAILURES, &b"stderr"[..]);
     if matches!(value, b"" | b"0") {
@@ -101,7 +102,7 @@ pub fn shows_time() -> bool {
 }
 
 /// Returns the destination of log lines: `syslog`, an absolute path, or another text for standard
-/// error. The caller has checked that logging is on, or is loading the library.
+/// error. The caller has checked that logging is on, or runs while the library is being loaded.
 pub fn target() -> &'static CStr {
     LEVEL.load(Ordering::Acquire);
     // SAFETY: the library is being loaded, or logging is on and the word is never written again.

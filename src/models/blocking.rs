@@ -141,8 +141,8 @@ fn held_data_is_sent() {
     explore(3, Stream::new, [Stream::hold, Stream::react, Stream::complete_send], nothing_held);
 }
 
-/// Whoever reads the event: the reader as the leader, or the reactor. The reader goes on waiting
-/// for its data, or not.
+/// Either the reader, as the leader, or the reactor reads the event. The reader may have to wait
+/// again for its data.
 #[test]
 fn held_data_is_sent_beside_a_reader() {
     fn peer(stream: &Stream) {

@@ -61,7 +61,7 @@ impl Units {
         self.take_until(None);
     }
 
-    /// Takes a unit that has come until the time-out, or none.
+    /// Takes a unit if a unit is there before the time-out.
     fn take_or_give_up(&self) {
         self.take_until(Some(Instant::now()));
     }

@@ -1,6 +1,6 @@
-//! Stands for eventfds, completion channels, poll(2) and epoll(7): descriptors with a count, and
-//! threads that sleep until a count is not 0. One lock stands for the kernel. Every timeout expires
-//! at once; the order of the threads decides what happens before.
+//! Replaces eventfds, completion channels, poll(2) and epoll(7) in the models: descriptors with a
+//! count, and threads that sleep until a count is not 0. One lock replaces the kernel. Every
+//! timeout expires at once; the order of the threads decides what happens before a timeout.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, RawFd};
@@ -14,7 +14,7 @@ use crate::errno::{Errno, Result};
 #[derive(Clone, Copy, Default)]
 struct Count {
     now: u32,
-    /// It was raised since the last wake-up of the edge-triggered watcher.
+    /// Whether the descriptor was raised since the last wake-up of the edge-triggered watcher.
     edge: bool,
 }
 
@@ -97,7 +97,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
 }
 
 /// epoll_wait(2) for one descriptor with EPOLLET: returns when the descriptor was raised again and
-/// is still readable. An event that is left in it does not wake the caller a second time.
+/// is still readable. An event that stays unread does not wake the caller a second time.
 pub fn wait_for_edge(fd: RawFd) {
     let mut counts = enter();
     loop {
@@ -110,7 +110,7 @@ pub fn wait_for_edge(fd: RawFd) {
     }
 }
 
-/// Never, or as soon as a thread sleeps.
+/// A deadline that never passes, or passes as soon as a thread sleeps.
 #[derive(Clone, Copy)]
 pub struct Deadline(Option<Duration>);
 

@@ -1,4 +1,5 @@
-//! The models. loom reports a lost wake-up as a deadlock.
+//! Models of code that waits and wakes threads. loom runs them, and reports a lost wake-up as a
+//! deadlock.
 
 mod blocking;
 pub mod cancel;

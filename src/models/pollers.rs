@@ -50,8 +50,8 @@ fn poll_and_take_twice(stream: &Shared) {
     }
 }
 
-/// An edge-triggered epoll on the channel, and its program, which receives and sends until it would
-/// block, until it has had two units of data and two of space.
+/// An edge-triggered epoll on the channel and its program, which receives and sends until both
+/// would block. Ends after two units of data and two units of space.
 fn watch_for_edges(stream: &Shared) {
     let channel = stream.descriptors().unwrap().as_slice()[0];
     stream.want_space();
@@ -86,7 +86,7 @@ fn data_comes_twice() {
     explore(3, new, [poll_and_take_twice, arrive_twice], |_| {});
 }
 
-/// The channel has the events of both CQs: an event that is left in it hides all later ones.
+/// The channel has the events of both CQs: an unread event hides all later events.
 #[test]
 fn an_edge_triggered_watcher_gets_both_events() {
     fn arrive_twice(stream: &Shared) {
@@ -145,7 +145,8 @@ fn notices_in_a_row() {
     explore(3, new, [poll_readable, change], |_| {});
 }
 
-/// The leader takes the event that the poller sleeps on, and leaves the second unit of data to it.
+/// The leader takes the event that the poller sleeps on, and leaves the second unit of data to the
+/// poller.
 #[test]
 fn beside_a_leader() {
     fn receive(stream: &Shared) {
@@ -206,7 +207,7 @@ fn closed_under_one_alone() {
     explore(3, new, [poll_closed, |stream| stream.close()], |_| {});
 }
 
-/// One leads; the other is notified by the leader or finds its event.
+/// One thread leads. The leader notifies the other thread, or the other thread finds the event.
 #[test]
 fn two_alone() {
     explore(2, new, [poll_alone, poll_alone, |stream| stream.arrive()], |_| {});

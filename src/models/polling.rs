@@ -1,6 +1,6 @@
-//! Threads that poll before they sleep, under the stream's lock, which they give back between two
-//! polls: completions are processed in order, none is lost, and none is polled after the CQs were
-//! destroyed.
+//! Threads that poll before they sleep. They poll under the stream's lock, and release the lock
+//! between two polls: completions are processed in order, none is lost, and none is polled after
+//! the CQs were destroyed.
 
 use super::explore;
 use crate::errno::Errno;
@@ -61,7 +61,7 @@ fn one_polls_and_one_sleeps() {
     explore(2, Stream::new, [receive, receive_without_polling, arrive_twice], left_over(0));
 }
 
-/// A call that does not wait gets what has arrived before it, although another thread polls.
+/// A non-blocking call gets the data that arrived before the call, although another thread polls.
 #[test]
 fn another_call_does_not_miss_data() {
     fn arrive_and_take_one(stream: &Stream) {
@@ -130,7 +130,7 @@ fn held_data_is_sent_beside_one_that_polls_for_data() {
     explore(2, Stream::new, [receive, Stream::hold, Stream::react, complete_send_then_arrive], sent);
 }
 
-/// A call polls the send CQ in its middle, while another thread polls.
+/// The call that holds data polls the send CQ while another thread polls it for space.
 #[test]
 fn held_data_is_sent_beside_one_that_polls_for_space() {
     fn complete_two(stream: &Stream) {

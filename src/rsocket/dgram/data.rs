@@ -1,5 +1,5 @@
-//! Sending, over UD if the route is known, otherwise over UDP; and receiving datagrams from both in
-//! one queue.
+//! Sends datagrams over UD if the route is known, otherwise over UDP, and queues the datagrams
+//! received over UD and UDP.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -35,16 +35,16 @@ pub(super) struct Datagram {
 }
 
 enum Payload {
-    /// In a slot of this port, after a header of this length.
+    /// In a slot of the port with this key, after a header of this length.
     Slot(Key, Received, usize),
-    /// A copy, for datagrams received over UDP.
+    /// A copy, for datagrams received over UDP or by a port that was removed.
     Copy(Vec<u8>),
 }
 
 /// The result of a receiving call.
 #[derive(Clone, Copy)]
 pub struct ReceivedMessage {
-    /// Number of received bytes.
+    /// Number of received bytes; with MSG_TRUNC, the length of the datagram.
     pub len: usize,
     /// Sender of a datagram.
     pub from: Option<sockaddr_storage>,
@@ -91,8 +91,8 @@ impl Dgram {
     }
 
     /// Waits for one of `events`. Fails with `EAGAIN` at the deadline, as socket(7) specifies for
-    /// SO_RCVTIMEO. After a signal, the wait continues or fails with `EINTR` as specified in
-    /// signal(7): with a deadline it always fails.
+    /// SO_RCVTIMEO. After a signal handler has run, the wait continues or fails with `EINTR` as
+    /// specified in signal(7): a wait with a deadline always fails.
     fn wait(self: &Arc<Self>, events: i16, deadline: Deadline) -> Result<()> {
         let pollable: Arc<dyn Pollable> = Arc::clone(self) as _;
         loop {
@@ -147,15 +147,15 @@ impl Dgram {
             state.push_copy(from, packet.get(start..).unwrap_or_default());
         }
         let qp = Qp { number: header.qpn, address: header.address, confirmed: Instant::now() };
-        // A sender that states a QP at another address could direct datagrams there, so it is
-        // reached over UDP only.
+        // A sender that states a QP at another address could direct datagrams to that address, so
+        // such a sender is reached over UDP only, unless `dgram_any_address` is set.
         let credible = header.address == from.ip() || defaults().dgram_any_address;
         let wanted = if credible { state.peers.header_received(from, qp, wants_answer).unwrap_or(None) } else { None };
         if wanted.is_none() && !wants_answer {
             return;
         }
-        // Without a port (the device is removed, or has never existed), the peer is reached over
-        // UDP.
+        // Without a port (the device was removed, or never existed), start no search and send no
+        // answer.
         let port = self.port_for(state, &from, true);
         match (wanted, &port) {
             (Some(address), Ok(port)) => self.search(state, *port, from, address),
@@ -163,7 +163,7 @@ impl Dgram {
             (None, _) => {}
         }
         if wants_answer && let Ok(port) = port {
-            // If the packet is lost, the peer's next datagram requests it again.
+            // If the answer is not sent or is lost, the peer's next datagram requests another.
             let _ = state.send_over_udp(port, UdpOp::Control, &[], &from);
         }
     }
@@ -215,7 +215,8 @@ impl Dgram {
         }
         let (route, mut wanted) = state.peers.route(to, Instant::now())?;
         if let Route::Ud(path, qpn) = &route {
-            // Start the search before sending, which may fail: `route` requests it only once.
+            // Start the search before sending: sending may fail, and `route` requests the search
+            // only once.
             if let Some(address) = wanted.take() {
                 self.search(state, path.port, to, address);
             }
@@ -234,8 +235,9 @@ impl Dgram {
         sent
     }
 
-    /// Sends over UD. Returns false if the path's MTU is too small, or its port was removed or has
-    /// failed. Fails with `EAGAIN` if the send queue is full.
+    /// Sends over UD. Returns true after sending, false if the path's MTU is too small, or the
+    /// path's port was removed or has failed. Fails with `EAGAIN` if the send queue is full, and
+    /// with `ENOMEM` if there is no memory.
     fn send_over_ud(&self, state: &mut State, payload: &[u8], path: &Arc<Path>, qpn: u32) -> Result<bool> {
         if state.port(path.port).is_some_and(|port| !port.broken && !port.can_send()) {
             self.poll(state);
@@ -263,8 +265,8 @@ impl Dgram {
 }
 
 impl State {
-    /// Polls all ports. Returns the number of edges: received datagrams, and free send slots after
-    /// there was none.
+    /// Polls all ports. Returns the number of edges: one for each received datagram, and one for
+    /// each port that had no free send slot before and has one now.
     pub(super) fn poll_ports(&mut self) -> u64 {
         let State { ports, queue, peers, connected, shut_read, domain, .. } = self;
         let (before, mut writable) = (queue.len(), 0);
@@ -274,8 +276,7 @@ impl State {
                 let datagram = (!*shut_read).then(|| read_header(port, &received, *domain)).flatten();
                 let datagram = datagram.map(|(mut from, start)| {
                     if from.port() == 0 {
-                        // rdma-core sends datagrams without port number before its UDP socket is
-                        // bound.
+                        // rdma-core states port number 0 as long as its UDP socket is not bound.
                         from = peers.find_by_qp(from.ip(), received.qpn).unwrap_or(from);
                     }
                     Datagram { from, payload: Payload::Slot(port.key, received, start) }
@@ -307,7 +308,8 @@ impl State {
         }
     }
 
-    /// Copies the first datagram, if there is one, to the buffers. Without MSG_PEEK, removes it.
+    /// Copies the first datagram to the buffers. Without MSG_PEEK, removes the datagram from the
+    /// queue. Returns `None` if the queue is empty.
     ///
     /// # Safety
     /// The buffers are writable.
@@ -381,7 +383,8 @@ impl State {
         self.udp()?.send(header.get(..len).unwrap_or_default(), payload, to)
     }
 
-    /// The UDP socket's send buffer is full: makes the reactor wait for it to become writable.
+    /// Notes that the UDP socket's send buffer is full, and makes the reactor wait until the socket
+    /// is writable.
     fn set_udp_full(&mut self) {
         if let Some(key) = self.key.filter(|_| !self.udp_full) {
             reactor::set_writable_wanted(key, true);
@@ -389,7 +392,8 @@ impl State {
         }
     }
 
-    /// Returns whether the UDP socket has become writable again.
+    /// Returns true if the UDP socket was full and is writable again. In this case, the reactor
+    /// stops watching for writability.
     pub(super) fn udp_is_writable_again(&mut self) -> bool {
         let writable = self.udp_full && self.udp().is_ok_and(Udp::is_writable);
         if let Some(key) = self.key.filter(|_| writable) {
@@ -400,7 +404,8 @@ impl State {
     }
 }
 
-/// Returns the sender in the header and the offset of the payload. `None` if the header is invalid.
+/// Returns the sender in the header and the offset of the payload. Returns `None` if the header is
+/// invalid, or if the sender has an IPv6 address and the socket is an IPv4 socket.
 fn read_header(port: &Port, received: &Received, domain: c_int) -> Option<(SocketAddr, usize)> {
     let (header, start) = UdHeader::parse(port.bytes(received))?;
     let source = with_port(header.source.ip(), header.source.port(), &port.local);
@@ -425,8 +430,8 @@ unsafe fn scatter(mut bytes: &[u8], buffers: &[iovec]) -> usize {
     whole - bytes.len()
 }
 
-/// Copies the buffers into one. Fails with `EMSGSIZE` if they exceed the maximum length of a
-/// datagram.
+/// Copies the contents of the buffers to `into`. Returns the copied bytes. Fails with `EMSGSIZE` if
+/// they exceed [`MAX_MESSAGE`].
 ///
 /// # Safety
 /// The buffers are readable.

@@ -1,8 +1,8 @@
 //! Datagram rsockets.
 //!
-//! Each has a UDP socket, whose descriptor is the program's, and a UD QP for each local address
-//! that it uses. Datagrams are sent over UDP, with a header that contains the sender's QP number,
-//! until the peer's QP and a path to it are known, and over UD afterwards.
+//! Each rsocket has a UDP socket, whose descriptor is returned to the program, and a UD QP for each
+//! local address in use. Datagrams are sent over UDP, with a header that contains the sender's QP
+//! number, until the peer's QP and a path to it are known, and over UD afterwards.
 //!
 //! The reactor reads the UDP socket and drives the path searches, so that peers are answered while
 //! the program makes no call. The program's calls poll the CQs. The socket's lock is not held while
@@ -44,7 +44,7 @@ use udp::{Probe, Udp};
 
 /// A datagram rsocket.
 pub struct Dgram {
-    /// The program's descriptor, which is the UDP socket's.
+    /// The descriptor of the UDP socket, which is also the program's descriptor.
     pub fd: c_int,
     /// The process that created the socket.
     owner: Owner,
@@ -64,8 +64,8 @@ struct State {
     nonblocking: bool,
     /// The UDP socket's registration in the reactor.
     key: Option<Key>,
-    /// Whether the UDP socket's send buffer is full, so that the reactor waits for it to become
-    /// writable.
+    /// Whether the UDP socket's send buffer is full. If set, the reactor waits until the UDP socket
+    /// is writable.
     udp_full: bool,
     options: Options,
     /// Dropped before the ports, like the searches: the address handles belong to the ports'
@@ -78,25 +78,26 @@ struct State {
     /// The descriptors of removed ports, which are never readable. Kept open, because other threads
     /// may still wait for them.
     replaced_fds: Vec<OwnFd>,
-    /// Received datagrams that were not read yet, and the memory that their copies use.
+    /// Received datagrams that the program has not read yet, and the accounted size of the copied
+    /// datagrams.
     queue: VecDeque<Datagram>,
     copied_bytes: usize,
-    /// The peer set with rconnect(): datagrams without an address go to it, and only its datagrams
-    /// are received.
+    /// The peer set with rconnect(): the destination of datagrams without an address, and the only
+    /// accepted sender.
     connected: Option<SocketAddr>,
-    /// Error for SO_ERROR and the next call.
+    /// Error that SO_ERROR or the next call reports.
     error: Option<Errno>,
     shut_read: bool,
     shut_write: bool,
 }
 
-/// Returns the time after which a used path is resolved again.
+/// Returns the time after which a path in use is resolved again.
 fn lifetime() -> Duration {
     Duration::from_secs(defaults().dgram_path_lifetime.into())
 }
 
 impl Dgram {
-    /// rsocket(3) for SOCK_DGRAM. `flags`: SOCK_NONBLOCK, SOCK_CLOEXEC.
+    /// rsocket(3) for SOCK_DGRAM. `flags` may contain SOCK_NONBLOCK and SOCK_CLOEXEC.
     pub fn new(domain: c_int, flags: c_int) -> Result<Arc<Dgram>> {
         let udp = Udp::new(domain, flags)?;
         let socket = try_arc(Dgram {
@@ -130,8 +131,8 @@ impl Dgram {
         Ok(socket)
     }
 
-    /// Takes the lock for a call of the program. Fails with `EBADF` for a closed socket and in a
-    /// child of the owner.
+    /// Takes the lock for a call of the program, and removes broken ports. Fails with `EBADF` for a
+    /// closed socket and in a child of the owner.
     fn enter(&self) -> Result<Guard<'_, State>> {
         let mut state = self.owner.enter(&self.state)?;
         if state.udp.is_none() {
@@ -173,7 +174,7 @@ impl Dgram {
         state.udp()?.disconnect()?;
         state.connected = None;
         // The kernel has given up the UDP port number, unless the program had chosen it. Bind to
-        // the same number again, by which peers know the socket's QPs.
+        // the same number again, because peers know the socket's QPs by this number.
         let mut after = canonical_inet(&state.udp()?.local_name()?)?;
         if after.port() == before.port() {
             return Ok(());
@@ -189,8 +190,8 @@ impl Dgram {
     }
 
     /// rshutdown(3). As with UDP, a socket that is not connected is shut down, too, although the
-    /// call fails with `ENOTCONN`. The UDP socket itself is not shut down: peers are still
-    /// answered, and their answers read.
+    /// call fails with `ENOTCONN`. The UDP socket itself is not shut down: answers are still sent
+    /// to peers, and read from peers.
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let mut state = self.enter()?;
         if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
@@ -266,8 +267,8 @@ impl State {
         self.bits() & (wanted | POLLERR | POLLHUP | POLLNVAL)
     }
 
-    /// Takes all objects but the UDP socket, in the order in which to drop them: those on a port's
-    /// device before the port.
+    /// Takes all objects but the UDP socket, in the order in which to drop them: objects on a
+    /// port's device before the port.
     fn take_objects(&mut self) -> impl Sized + use<> {
         let peers = mem::replace(&mut self.peers, Peers::new(lifetime()));
         let (searches, ports) = (mem::take(&mut self.searches), mem::take(&mut self.ports));
@@ -337,7 +338,8 @@ impl Service for Dgram {
 
 impl Drop for Dgram {
     fn drop(&mut self) {
-        // In a child, the objects belong to the parent. Otherwise the fields are dropped in order.
+        // In a child, leak the objects, because they belong to the parent. Otherwise the fields are
+        // dropped in order.
         if !self.owner.is_this_process() {
             let state = self.state.get_mut();
             mem::forget((state.take_objects(), state.udp.take()));

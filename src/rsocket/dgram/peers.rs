@@ -1,15 +1,15 @@
-//! How to reach the peers of a datagram socket: over UDP until the peer's QP and a path to it are
-//! known, then over UD. No I/O.
+//! Decides how to reach the peers of a datagram socket: over UDP until the peer's QP and a path to
+//! it are known, then over UD. Does no I/O.
 //!
-//! The header of a peer's UDP packet contains its QP number. Anyone can send such headers, so
-//! senders use bounded memory and never displace peers that the program sends to; paths are
-//! searched only to peers that the program sends to. The QP in an unsolicited header is a claim:
-//! datagrams are sent to this QP after the peer has confirmed it in the answer to a datagram. A
-//! claim that differs from the QP in use only causes an early confirmation: the next datagram goes
-//! over UDP.
+//! The header of a peer's UDP packet contains its QP number. Anyone can send such headers. So the
+//! memory for senders is bounded, senders never displace peers that the program sends to, and paths
+//! are searched only to peers that the program sends to. The QP in an unsolicited header is a
+//! claim: datagrams are sent to this QP after the peer has confirmed it in the answer to a
+//! datagram. A claim that differs from the QP in use only causes an early confirmation: the next
+//! datagram goes over UDP.
 //!
 //! Paths age: LIDs, service levels and MAC addresses change. A path in use is resolved again at the
-//! end of its lifetime, and is used in the meantime.
+//! end of its lifetime, and stays in use while it is being resolved.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -17,19 +17,20 @@ use std::time::{Duration, Instant};
 
 use crate::errno::{Errno, Result};
 
-/// Maximum number of peers that the program sends to. The least recently used one is evicted.
+/// Maximum number of peers that the program sends to. At this limit, a new peer evicts the least
+/// recently used one.
 const MAX_USED: usize = 4096;
 /// Maximum number of peers that have sent something, but that the program does not send to.
 const MAX_HEARD: usize = 256;
-/// Interval after which one datagram is sent over UDP again, so that its answer confirms the peer's
-/// QP.
+/// Time since the last answer after which datagrams are sent over UDP again, until an answer
+/// confirms the peer's QP.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(3);
-/// While datagrams over UDP are unanswered, further ones are sent over UDP, too, for this time at
-/// most: over UD they could overtake the unanswered ones.
+/// While datagrams over UDP are unanswered, later datagrams are sent over UDP, too, for this time
+/// at most: over UD they could overtake the unanswered datagrams.
 const REORDER_DELAY: Duration = Duration::from_millis(100);
-/// Delay after a failed search for a path to a peer, until the next one.
+/// Delay between a failed search for a path to a peer and the next search.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
-/// Interval in which claims of another QP cause one early confirmation at most.
+/// Minimum time between two early confirmations that claims of another QP cause.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The peers. `H` is the type of a resolved path.
@@ -46,19 +47,19 @@ pub(super) struct Peers<H> {
 struct Peer<H> {
     /// The QP in the peer's last answer.
     qp: Option<Qp>,
-    /// The QP in the peer's last unsolicited header. Until there is an answer, a path to it is
+    /// The QP in the peer's last unsolicited header. Until there is an answer, a path to this QP is
     /// searched.
     claimed: Option<Qp>,
-    /// Whether a claim differs from `qp`: the next datagram requests a confirmation.
+    /// Whether a claim differs from `qp`. If set, the next datagram requests a confirmation.
     doubted: bool,
-    /// Time of the last early confirmation.
+    /// Time at which an early confirmation was last requested.
     doubt_asked: Option<Instant>,
     path: Path<H>,
     /// Whether the program sends to the peer.
     used: bool,
     last_used: u64,
-    /// Number of datagrams sent over UDP without an answer, and the time since which they count for
-    /// [`REORDER_DELAY`]: the first of them, or the end of a path search.
+    /// Number of unanswered datagrams sent over UDP, and the start of [`REORDER_DELAY`]: the time
+    /// at which the first of these datagrams was sent or a path search ended.
     unanswered: u32,
     since: Option<Instant>,
 }
@@ -82,7 +83,7 @@ enum Path<H> {
     Unknown,
     Wanted,
     Known(Known<H>),
-    /// The search has failed. The next one starts at this time or later.
+    /// The search has failed. The next search starts at this time or later.
     Failed(Instant),
 }
 
@@ -91,16 +92,16 @@ struct Known<H> {
     /// IP address of the QP that the path leads to.
     address: IpAddr,
     found: Instant,
-    /// When to resolve the path again; `None` while this is under way.
+    /// When to resolve the path again; `None` while the path is being resolved.
     renewal: Option<Instant>,
 }
 
 /// How to send a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route<H> {
-    /// With a header that requests an answer.
+    /// Over UDP, with a header that requests an answer.
     Udp,
-    /// On this path, to this QP number.
+    /// Over UD on this path, to this QP number.
     Ud(H, u32),
 }
 
@@ -159,7 +160,7 @@ impl<H: Clone> Peers<H> {
         }
     }
 
-    /// Notes that the search for a path to `to` was not started or was abandoned. It may be
+    /// Notes that the search for a path to `to` was not started or was abandoned. The search may be
     /// requested again.
     pub fn search_not_started(&mut self, to: &SocketAddr) {
         let Some(peer) = self.map.get_mut(to) else { return };
@@ -192,7 +193,7 @@ impl<H: Clone> Peers<H> {
     }
 
     /// Reserves memory for another peer whose field `used` is `used`. Evicts the least recently
-    /// used of these peers if there are `max`.
+    /// used of these peers if there are already `max` of them.
     fn reserve(&mut self, used: bool, max: usize) -> Result<()> {
         let count = if used { self.used } else { self.map.len() - self.used };
         let candidates = self.map.iter().filter(|(_, peer)| peer.used == used);
@@ -221,13 +222,13 @@ impl<H: Clone> Peer<H> {
         }
     }
 
-    /// Returns the IP address of the peer's QP: the answered one or, without an answer, the claimed
-    /// one.
+    /// Returns the IP address of the peer's QP: of the QP in the last answer or, without an answer,
+    /// of the claimed QP.
     fn address(&self) -> Option<IpAddr> {
         self.qp.or(self.claimed).map(|qp| qp.address)
     }
 
-    /// Handles a QP number in an unsolicited header.
+    /// Handles the QP in an unsolicited header.
     fn claim(&mut self, claim: Qp) {
         match self.qp {
             None => self.drop_path_unless_to(claim.address),
@@ -239,8 +240,8 @@ impl<H: Clone> Peer<H> {
         self.claimed = Some(claim);
     }
 
-    /// Handles a QP number in an answer. A different number is accepted only while a datagram is
-    /// unanswered.
+    /// Handles the QP in an answer. A QP that differs from the known one is accepted only while a
+    /// datagram is unanswered.
     fn answer(&mut self, answer: Qp) {
         let changed = self.qp.is_none_or(|qp| !qp.matches(answer.number, answer.address));
         if changed && self.unanswered == 0 {
@@ -251,8 +252,8 @@ impl<H: Clone> Peer<H> {
         self.qp = Some(answer);
     }
 
-    /// Drops a path to an address other than `address`, which the peer's new QP has. After a failed
-    /// search, the delay before the next search remains.
+    /// Drops the path if it leads to an address other than `address`, the address of the peer's new
+    /// QP. After a failed search, the delay before the next search remains.
     fn drop_path_unless_to(&mut self, address: IpAddr) {
         if self.address() != Some(address) && !matches!(self.path, Path::Failed(_)) {
             self.path = Path::Unknown;

@@ -25,8 +25,8 @@ use crate::verbs::{IBV_TRANSPORT_IB, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Maximum length of a datagram with its header, in bytes.
 pub(super) const MAX_MESSAGE: usize = 2048;
-/// Maximum length of a UD message: the greatest MTU. Each receive has room for it, because a
-/// message that exceeds its receive breaks the QP, and anyone can send one.
+/// Maximum length of a UD message: the greatest MTU. Each receive has room for such a message,
+/// because a message that is longer than its receive breaks the QP, and anyone can send messages.
 const MAX_MTU: usize = 4096;
 /// Length of the memory for the part of a message beyond [`MAX_MESSAGE`]. All receives share this
 /// memory, which is never read.
@@ -35,10 +35,10 @@ const EXCESS_LEN: usize = MAX_MTU - MAX_MESSAGE;
 const RECEIVE_SLOT_LEN: usize = (GRH + MAX_MESSAGE).next_multiple_of(64);
 /// Minimum number of queue entries.
 const MIN_ENTRIES: u16 = 16;
-/// Number of completions polled at a time.
+/// Maximum number of completions polled at a time.
 const POLL_BATCH: usize = 16;
 
-/// A resolved path: the peer's address handle, the port that uses it, and its MTU.
+/// A resolved path: the peer's address handle, the port that sends on the path, and the path's MTU.
 pub(super) struct Path {
     handle: AddressHandle,
     pub port: Key,
@@ -52,8 +52,8 @@ pub(super) struct Sizes {
     pub receive: u16,
 }
 
-/// The UD QP of a local address with its resources. Dropping the port first destroys the QP, then
-/// the fields in the order of their declaration: the CQs before their channel.
+/// The UD QP of a local address with its resources. Dropping a port destroys the QP first, then
+/// drops the fields in the order of their declaration: the CQs before their channel.
 pub(super) struct Port {
     /// For each send slot, the path whose address handle the device uses until the send completes.
     in_flight: Vec<Option<Arc<Path>>>,
@@ -61,14 +61,14 @@ pub(super) struct Port {
     free_slots: Vec<u32>,
     /// Receive slots to post again. Has capacity for all slots.
     to_repost: Vec<u32>,
-    /// Armed only if a caller waits for a free send slot, so that completed sends wake no receiver.
+    /// Armed only if no send slot is free: otherwise completed sends would wake receivers.
     send_cq: Cq,
     recv_cq: Cq,
     pub channel: CompletionChannel,
     memory: MemoryRegion,
     receive_slots: usize,
-    /// Whether the port is unusable, after a failed completion or because the device is being
-    /// removed.
+    /// Whether the port must be removed: an operation failed, the device is being removed, or the
+    /// socket has lost its UDP port number.
     pub broken: bool,
     qp: NonNull<ibv_qp>,
     pub qpn: u32,
@@ -81,9 +81,10 @@ pub(super) struct Port {
     id: CmId,
 }
 
-/// A CQ. `armed`: it is armed, or has raised an event that was not read.
+/// A CQ.
 struct Cq {
     completions: CompletionQueue,
+    /// Whether the CQ is armed, or has raised an event that was not read.
     armed: bool,
 }
 
@@ -115,7 +116,7 @@ pub(super) struct Received {
 pub(super) fn bound_id(local: &SocketAddr) -> Result<CmId> {
     let id = CmId::new(rdma_port_space::RDMA_PS_UDP as u32)?;
     let mut address = *local;
-    // RDMA port numbers are separate from those of the IP stack. Any number will do.
+    // Any port number will do: RDMA port numbers are separate from UDP port numbers.
     address.set_port(0);
     id.bind(&SockAddr::from_inet(&address))?;
     Ok(id)
@@ -194,8 +195,8 @@ impl Port {
         Ok(port)
     }
 
-    /// Returns the id's device and addresses for log messages. Their port number is not the
-    /// socket's.
+    /// Returns the id's device and addresses for log messages. The addresses have the id's port
+    /// number, not the socket's.
     pub fn endpoints(&self) -> Endpoints {
         cm::log::endpoints(self.id.id())
     }
@@ -204,11 +205,12 @@ impl Port {
         !self.free_slots.is_empty()
     }
 
-    /// Polls the CQs and calls `received` for each datagram, which returns false to reject it.
-    /// Slots of rejected datagrams are posted again after polling, so that a sender of such
-    /// datagrams cannot keep this loop running.
+    /// Polls the CQs and calls `received` for each datagram. `received` returns false to reject the
+    /// datagram. Slots of rejected datagrams are posted again after polling, so that a sender of
+    /// such datagrams cannot keep this loop running.
     pub fn poll(&mut self, mut received: impl FnMut(&Port, Received) -> bool) {
-        // Completed sends only free slots, so poll the send CQ when at most half of them are free.
+        // Completed sends only free slots, so poll the send CQ only when at most half of the slots
+        // are free.
         if self.free_slots.len() <= self.in_flight.len() / 2 {
             self.poll_queue(|port| &port.send_cq, |port, wc| port.send_completed(wc));
         }
@@ -280,8 +282,8 @@ impl Port {
         unsafe { self.memory.start().byte_add(EXCESS_LEN + slot as usize * RECEIVE_SLOT_LEN) }
     }
 
-    /// Sends the message that `fill` writes and whose length it returns. Fails with `EAGAIN` if no
-    /// slot is free.
+    /// Sends the message that `fill` writes. `fill` returns the length of the message. Fails with
+    /// `EAGAIN` if no slot is free.
     pub fn send(
         &mut self,
         path: &Arc<Path>,
@@ -344,7 +346,8 @@ impl Port {
         self.id.event().map(|event| event.kind)
     }
 
-    /// Returns the path that `id`, which is bound to the same address, has resolved.
+    /// Returns the path that `id` has resolved. `id` is bound to the port's address. Fails with
+    /// `ENODEV` if the device of `id` is not the port's.
     pub fn path(&self, id: &CmId) -> Result<Path> {
         let found: ibv_sa_path_rec = id.id().first_path().ok_or(Errno::new(libc::EHOSTUNREACH))?;
         let (context, pd) = (self.id.context().ok_or(Errno::ENODEV)?, self.id.pd().ok_or(Errno::ENODEV)?);
@@ -357,7 +360,7 @@ impl Port {
         Ok(Path { handle, port: self.key, mtu: 128 << u32::from(found.mtu.clamp(1, 5)) })
     }
 
-    /// Closes the copies of the descriptors in a child, which forgets the port.
+    /// Closes a child's copies of the descriptors. The caller leaks the port afterwards.
     pub fn close_copies(&self) {
         [self.channel.fd(), self.id.fd()].into_iter().for_each(library_fds::close);
     }

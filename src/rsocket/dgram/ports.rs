@@ -1,9 +1,9 @@
 //! The ports of a socket, and searches for the paths that start at them.
 //!
-//! A port is created for the first datagram from its address, and removed when its QP fails or its
-//! device is removed. A search has a connection manager id. The reactor's worker handles the id's
-//! events, because resolving may wait for ibacm, and creating an address handle may block in a
-//! command to the device.
+//! A port is created when its local address is first used: by rconnect(), for a datagram, or for an
+//! answer to a packet. The port is removed when its QP fails or its device is removed. A search has
+//! a connection manager id. The reactor's worker handles the id's events, because resolving may
+//! wait for ibacm, and creating an address handle may block in a command to the device.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,14 +22,15 @@ use crate::rsocket::cm_id::CmId;
 use crate::rsocket::pollable::Notice;
 use crate::rsocket::reactor::{self, Key, Role};
 
-/// Maximum number of concurrent searches. Other peers are reached over UDP, and the next datagram
-/// to them tries to start a search.
+/// Maximum number of concurrent searches of a socket. If no further search can start, datagrams to
+/// the peer go over UDP, and each of them tries to start the search again.
 const MAX_SEARCHES: usize = 32;
-/// Time-out for resolving the address, and then the route, in milliseconds.
+/// Time-out in milliseconds for resolving the address, and for resolving the route.
 const RESOLVE_TIMEOUT_MS: i32 = 2000;
-/// Maximum number of addresses in [`Refusals`]. A new one replaces the oldest.
+/// Maximum number of addresses in [`Refusals`]. If the list is full, a new address replaces the
+/// oldest.
 const MAX_REFUSALS: usize = 16;
-/// Time after a failure in which packets cause no further attempt to create a port.
+/// Time after a failure to create a port during which received packets cause no further attempt.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// A search in progress.
@@ -80,8 +81,8 @@ impl Dgram {
     }
 
     /// Returns the port for datagrams to `peer`. Creates the port if there is none. If `answers` is
-    /// set, the call answers a packet that anyone may have sent: after a failure, the port is not
-    /// created again for a while.
+    /// set, the port is for the answer to a packet, which anyone may have sent: within
+    /// [`RETRY_DELAY`] of a failure to create the port, the call fails with `ENODEV`.
     pub(super) fn port_for(self: &Arc<Self>, state: &mut State, peer: &SocketAddr, answers: bool) -> Result<Key> {
         let local = state.source_addr(peer)?;
         if answers && state.refusals.is_refused(local.ip(), Instant::now()) {
@@ -104,13 +105,14 @@ impl Dgram {
     }
 
     /// Removes the broken ports with all objects that use them, because the removal of a device
-    /// waits for its users. The caller has no reference to a path.
+    /// waits for its users. The caller holds no reference to a path. A port remains if its
+    /// descriptor cannot be kept open for waiting threads.
     pub(super) fn remove_broken_ports(&self, state: &mut State) {
         if self.watchers.is_empty() {
             state.replaced_fds.clear();
         }
         while let Some(index) = state.ports.iter().position(|port| port.broken) {
-            // Threads that wait for the descriptors may use them until they are notified.
+            // Waiting threads may use the port's descriptors until these threads are notified.
             if !self.watchers.is_empty() && state.replace_fd(index).is_err() {
                 return;
             }
@@ -205,7 +207,7 @@ impl State {
         self.ports.iter_mut().find(|port| port.key == key)
     }
 
-    /// Handles an event of a port's id. Returns false if `key` is not a port's.
+    /// Handles an event of a port's id. Returns false if `key` identifies no port.
     pub(super) fn port_event(&mut self, key: Key) -> bool {
         let Some(port) = self.port_mut(key) else { return false };
         match port.event() {
@@ -226,8 +228,7 @@ impl State {
         Ok(())
     }
 
-    /// Ends the searches that start at a port. A later datagram starts them again from another
-    /// port.
+    /// Ends the searches that start at a port. A later datagram to the peer starts a new search.
     pub(super) fn end_searches(&mut self, port: Key) {
         let State { searches, peers, .. } = self;
         searches.retain(|search| {

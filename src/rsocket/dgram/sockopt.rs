@@ -1,5 +1,5 @@
-//! Addresses, flags and options of a datagram rsocket. Options other than level SOL_RDMA are those
-//! of the UDP socket.
+//! Addresses, flags and options of a datagram rsocket. Options of levels other than SOL_RDMA are
+//! options of the UDP socket.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -64,8 +64,8 @@ impl Dgram {
         self.enter()?.udp()?.peer_name()
     }
 
-    /// Returns the addresses and the device for log messages. `None` for a closed socket, in a
-    /// child of the owner, or if another call has locked the socket, possibly one that a signal
+    /// Returns the addresses and the device for log messages. Returns `None` for a closed socket,
+    /// in a child of the owner, or if the socket is locked, possibly by a call that a signal
     /// handler interrupted.
     pub fn endpoints(&self) -> Option<Endpoints> {
         let state = self.state.try_lock().filter(|_| self.owner.is_this_process())?;
@@ -108,14 +108,15 @@ impl Dgram {
         Ok(Value::int(number))
     }
 
-    /// rsetsockopt(3). Sizes apply to ports that are created later.
+    /// rsetsockopt(3). Sizes apply to ports that are created later. Options of level SOL_RDMA fail
+    /// with `EINVAL` once a port exists.
     pub fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
         let mut state = self.enter()?;
         if level as u32 != SOL_RDMA {
             check_is_allowed(level, name)?;
             if chooses_source(level, name) {
-                // Create the probe before the option is set: this fails if there is no free
-                // descriptor.
+                // Create the probe before the option is set, because creating it may fail for lack
+                // of a descriptor.
                 state.probe()?;
             }
             let udp = state.udp()?;
@@ -157,7 +158,7 @@ impl Dgram {
         Ok(())
     }
 
-    /// rfcntl(3) for flags.
+    /// rfcntl(3) for flags. Fails with `ENOTSUP` for other commands.
     pub fn control(&self, command: c_int, argument: c_int) -> Result<c_int> {
         let mut state = self.enter()?;
         if !matches!(command, libc::F_GETFL | libc::F_SETFL | libc::F_GETFD | libc::F_SETFD) {
@@ -184,14 +185,15 @@ fn check_is_allowed(level: c_int, name: c_int) -> Result<()> {
         (libc::IPPROTO_IP, libc::IP_RECVERR)
         | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
         | (SOL_SOCKET, libc::SO_TIMESTAMPING) => Err(Errno::ENOTSUP),
-        // These options join or split packets, so that headers would end up between the data.
+        // These options join or split packets: headers would appear in the middle of the data.
         (libc::IPPROTO_UDP, libc::UDP_CORK | UDP_ENCAP | UDP_SEGMENT | UDP_GRO) => Err(Errno::new(libc::ENOPROTOOPT)),
         _ => Ok(()),
     }
 }
 
-/// Returns whether an option influences the local address that the kernel chooses, and has to be
-/// set on the probe, too. Not SO_BINDTODEVICE, which `Probe::source_addr` copies.
+/// Returns whether an option influences the local address that the kernel chooses, so the option
+/// has to be set on the probe, too. Returns false for SO_BINDTODEVICE, which `Probe::source_addr`
+/// copies.
 fn chooses_source(level: c_int, name: c_int) -> bool {
     matches!(
         (level, name),

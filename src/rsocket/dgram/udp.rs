@@ -1,7 +1,6 @@
 //! The UDP socket of a datagram rsocket, and socket addresses.
 //!
-//! The library represents an IPv4-mapped IPv6 address as an IPv4 address, because devices do so,
-//! too.
+//! The library represents an IPv4-mapped IPv6 address as an IPv4 address, as RDMA devices do.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{size_of, zeroed};
@@ -77,7 +76,7 @@ impl Udp {
         Ok(name)
     }
 
-    /// Returns the local address. Binds the socket to a port first if it has none.
+    /// Returns the local address. Binds the socket to a free port first if the socket is unbound.
     pub fn bound_addr(&self) -> Result<SocketAddr> {
         let name = canonical_inet(&self.local_name()?)?;
         if name.port() != 0 {
@@ -107,14 +106,14 @@ impl Udp {
         check(sent as c_int)
     }
 
-    /// Returns whether poll(2) reports the socket as writable.
+    /// Returns true if the socket is writable, and also if poll(2) fails or reports an error.
     pub fn is_writable(&self) -> bool {
         let mut fds = [pollfd { fd: self.fd(), events: POLLOUT, revents: 0 }];
         event::poll(&mut fds, Some(Duration::ZERO)) != Ok(0)
     }
 
-    /// Receives a packet without blocking. Returns its length, which may exceed the buffer's, and
-    /// its sender.
+    /// Receives a packet without blocking. Returns the length of the packet, which may exceed the
+    /// length of `into`, and the sender. Fails with `EAGAIN` if there is no packet.
     pub fn receive(&self, into: &mut [u8]) -> Result<(usize, SocketAddr)> {
         let (mut name, mut len) = (no_address(), size_of::<sockaddr_storage>() as socklen_t);
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
@@ -180,7 +179,8 @@ impl Probe {
         self.0.set_option(level, name, value)
     }
 
-    /// Returns the local IP address for datagrams of `socket` to `to`, with any port number.
+    /// Returns the local IP address for datagrams from `socket` to `to`. The port number in the
+    /// result is meaningless.
     pub fn source_addr(&self, socket: &Udp, to: &SocketAddr) -> Result<SocketAddr> {
         // Copy SO_BINDTODEVICE each time: the last disconnect() has unbound the probe from its
         // network device.
@@ -194,15 +194,16 @@ impl Probe {
             }
         }
         let source = self.0.connect(&to_sockaddr(self.0.domain, to)).and_then(|()| self.0.local_name());
-        // Otherwise the next connect(2) would keep the local address or, after a failure, the
-        // network device of this destination.
+        // Disconnect: otherwise the next connect(2) would keep the local address or, after a
+        // failure, the network device of this destination.
         self.0.disconnect()?;
         canonical_inet(&source?)
     }
 }
 
-/// Returns the address in the form in which the kernel returns it for a received datagram: only a
-/// link-local address has a scope. If `addr` has none, it gets the scope of the address `bound`.
+/// Returns the address in the form in which the kernel reports the sender of a datagram: only
+/// link-local addresses have a scope. A link-local `addr` without a scope gets the scope of the
+/// address that `bound` returns.
 pub(super) fn with_scope(addr: SocketAddr, bound: impl FnOnce() -> Result<SocketAddr>) -> Result<SocketAddr> {
     let SocketAddr::V6(mut v6) = addr else { return Ok(addr) };
     match (v6.ip().is_unicast_link_local(), v6.ip().is_multicast()) {

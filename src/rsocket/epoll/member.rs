@@ -29,8 +29,8 @@ pub struct Member {
     state: Mutex<State>,
 }
 
-/// Events in the main epoll for a descriptor that is not waited for at present: none but errors,
-/// and these once at most.
+/// Events in the main epoll for a descriptor that is not watched at present: only errors, each
+/// reported at most once.
 const MUTED: u32 = EPOLLET as u32;
 
 /// What the program requested with the last ADD or MOD.
@@ -46,7 +46,7 @@ struct State {
     interest: Interest,
     /// False after a report with EPOLLONESHOT.
     enabled: bool,
-    /// Number of MODs.
+    /// Number of EPOLL_CTL_MOD operations.
     version: u32,
     /// [`Pollable::edges`] at the last report. `None` after ADD or MOD: the current state is a new
     /// edge.
@@ -66,7 +66,7 @@ pub struct Snapshot {
 /// Whether to report a member that was polled.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Report it.
+    /// Report the member.
     Report,
     /// There is nothing to report.
     Nothing,
@@ -109,13 +109,13 @@ impl Interest {
 }
 
 impl Snapshot {
-    /// Returns the ready bits of those requested. A closed rsocket reports nothing, because it is
-    /// about to be removed.
+    /// Returns the requested bits that are ready, and POLLERR and POLLHUP if they apply. Returns 0
+    /// for a closed rsocket, whose member is about to be removed.
     pub fn ready(&self) -> c_short {
         self.rsocket.ready(self.interest.wanted()) & !POLLNVAL
     }
 
-    /// Returns whether ready() would return a bit.
+    /// Returns whether ready() would return a bit, or the rsocket is closed.
     pub fn is_ready(&self) -> bool {
         self.rsocket.is_ready(self.interest.wanted())
     }
@@ -187,8 +187,8 @@ impl Member {
         Ok(())
     }
 
-    /// Returns the event with which a kernel epoll takes the member over: only its flags if
-    /// EPOLLONESHOT has disabled it.
+    /// Returns the event with which a kernel epoll takes the member over. If EPOLLONESHOT has
+    /// disabled the member, the event contains only flags.
     pub fn kernel_event(&self) -> epoll_event {
         const FLAGS: u32 = (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) as u32 | libc::EPOLLWAKEUP as u32;
         let State { interest, enabled, .. } = *self.state.lock();
@@ -265,8 +265,8 @@ impl Member {
         self.state.lock().version != snapshot.version
     }
 
-    /// Removes the member from the epoll. Returns its rsocket, or `None` if it was removed before.
-    /// Never called in the child of a fork(), whose parent still uses the epoll.
+    /// Removes the member from the epoll. Returns the rsocket, or `None` if the member was removed
+    /// before. Never called in the child of a fork(), whose parent still uses the epoll.
     pub fn detach(&self, main: &KernelEpoll) -> Option<Arc<dyn Pollable>> {
         let mut state = self.state.lock();
         self.removed.store(true, Ordering::SeqCst);

@@ -7,9 +7,9 @@
 //!
 //! Unless a thread is polling it, each enabled rsocket is in one of four states: armed; readable,
 //! because of an event that no thread has read; in the queue; or in use by a blocking call for the
-//! rsocket, which sleeps in the completion channel and queues the member when it returns. So the
-//! main epoll is readable whenever there may be something to report, and the cost of a wait depends
-//! on the number of events, not of members. docs/concurrency.md describes the locks.
+//! rsocket, which reads the completion channel, and queues the member when it returns. So the main
+//! epoll is readable whenever there may be something to report, and the cost of a wait depends on
+//! the number of events, not on the number of members. docs/concurrency.md describes the locks.
 
 mod member;
 #[cfg(test)]
@@ -41,8 +41,8 @@ use crate::os::fork::AtomicOwner;
 use crate::os::numbered::Numbered;
 use crate::os::sync::Mutex;
 
-/// Data of the queue's eventfd and of the epoll with the ordinary descriptors in the main epoll. No
-/// member has this data ([`Member::key`]), because no descriptor is negative.
+/// Data in the main epoll of the queue's eventfd, and of the epoll with the ordinary descriptors.
+/// No member has this data ([`Member::key`]), because no descriptor is negative.
 const QUEUE_KEY: u64 = u64::MAX;
 const ORDINARY_KEY: u64 = u64::MAX - 1;
 
@@ -50,9 +50,9 @@ type Members = Numbered<c_int, Arc<Member>>;
 
 /// The object behind repoll_create().
 pub struct Epoll {
-    /// The program's descriptor of the main epoll, until it is closed.
+    /// The program's descriptor of the main epoll; `None` after the close.
     program_fd: Mutex<Option<KernelEpoll>>,
-    /// The program's descriptor as an integer, also after it was closed.
+    /// The program's descriptor as an integer, which stays after the close.
     pub fd: RawFd,
     /// The library's own descriptor of the main epoll: the program's descriptor may be closed and
     /// reused while threads are about to enter the kernel.
@@ -61,10 +61,10 @@ pub struct Epoll {
     ordinary: KernelEpoll,
     queue: Queue,
     members: Mutex<Members>,
-    /// Serial number of the next member; 0 until there was a member.
+    /// Serial number of the next member; 0 until an rsocket was added.
     serial: AtomicU32,
     closed: AtomicBool,
-    /// A level-triggered member that a wait has reported, leaving its event unread.
+    /// The level-triggered member that was last reported with its event left unread.
     last_reported: Mutex<Option<Arc<Member>>>,
     owner: AtomicOwner,
 }
@@ -177,13 +177,14 @@ impl Epoll {
     /// sufficient, because members and rsockets refer to each other.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        // The members and waiters of a parent's epoll must stay.
+        // In a child, the members and waiters of the parent's epoll must stay.
         if self.owner.is_this_process() {
             let members = std::mem::take(&mut *self.members.lock());
             members.values().for_each(|member| self.detach(member));
             self.queue.raise_permanently();
         }
-        // If a thread of the parent held this lock at the fork, the child's copy stays open.
+        // If a thread of the parent held this lock at the fork, the child's copy of the descriptor
+        // stays open.
         if let Some(mut program_fd) = self.program_fd.try_lock() {
             drop(program_fd.take());
         }
@@ -204,7 +205,7 @@ impl Epoll {
         removed.is_some()
     }
 
-    /// Detaches a member that is no longer in the table from its rsocket and the epoll.
+    /// Detaches a member, which is no longer in the table, from its rsocket and the main epoll.
     fn detach(&self, member: &Arc<Member>) {
         if let Some(rsocket) = member.detach(&self.main) {
             let watcher: Arc<dyn Watcher> = member.clone();
@@ -218,8 +219,8 @@ impl Epoll {
         if self.owner.is_this_process() {
             return Ok(());
         }
-        // Take no lock, which a thread of the parent may have held. Check the owner again, because
-        // another thread may have taken the epoll over and added a member by now.
+        // Take no lock: a thread of the parent may have held it at the fork. Check the owner again,
+        // because another thread may have taken the epoll over and added a member by now.
         if self.serial.load(Ordering::Acquire) != 0 {
             return if self.owner.is_this_process() { Ok(()) } else { Err(Errno::EBADF) };
         }
@@ -239,11 +240,11 @@ fn check_exclusive(interest: Interest) -> Result<()> {
     if interest.is_exclusive() && interest.events & !allowed != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// The queue of members to poll although none of their descriptors is readable: a FIFO that
-/// contains each member once. The eventfd is readable while the queue is not empty.
+/// A FIFO of members to poll although none of their descriptors is readable. Contains each member
+/// at most once. The eventfd is readable while the queue is not empty.
 ///
-/// A notice takes the queue's lock while it holds the lock of an rsocket's list of watchers. The
-/// only system calls made with the queue's lock held are reading and writing the eventfd.
+/// A notice takes the queue's lock while the list of an rsocket's watchers is locked. The only
+/// system calls made with the queue's lock held are reading and writing the eventfd.
 struct Queue {
     state: Mutex<QueueState>,
     event: EventFd,
@@ -272,8 +273,8 @@ impl Queue {
     /// Reserves memory for `members` members, so that push() does not allocate.
     pub fn reserve(&self, members: usize) -> Result<()> {
         let mut state = self.state.lock();
-        // Removed members leave the queue only when they are polled. They must not accumulate if
-        // the program never waits.
+        // Removed members leave the queue only when they are polled. Drop them here, so that they
+        // do not accumulate if the program never waits.
         if state.members.len() > 2 * members + 16 {
             state.members.retain(|(_, member)| !member.is_removed());
         }
@@ -301,8 +302,8 @@ impl Queue {
         Some(member)
     }
 
-    /// Makes the eventfd unreadable if the queue is empty. This is not done by pop(), because a
-    /// reported member usually returns to the queue.
+    /// Makes the eventfd unreadable if the queue is empty, unless the eventfd is readable for good.
+    /// This is not done by pop(), because a reported member usually returns to the queue.
     pub fn lower_if_empty(&self) {
         let mut state = self.state.lock();
         if state.members.is_empty() && state.raised && !state.permanent {

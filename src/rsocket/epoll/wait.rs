@@ -51,9 +51,10 @@ impl Epoll {
             if !self.collect(&mut buffer, left)? {
                 break;
             }
-            // Each round that does not wait polls at least one readable member, the queue or the
-            // ordinary members, in turn. So one round for each of them finds everything to report,
-            // even if a member becomes readable again in each round.
+            // Each round that does not wait handles at least one readable entry of the main epoll,
+            // in turn. The entries are the members, the queue and the ordinary epoll. So one round
+            // per entry finds everything to report, even if a member becomes readable again in each
+            // round.
             late += usize::from(left == Some(Duration::ZERO));
             if late > 0 && late > self.members.lock().len() + 1 {
                 break;
@@ -62,15 +63,15 @@ impl Epoll {
         Ok(buffer.len)
     }
 
-    /// Fills the buffer, which is empty, and waits if nothing is ready. Returns false after a
-    /// time-out.
+    /// Fills the empty buffer. Waits if nothing is ready. Returns false after a time-out; true does
+    /// not mean that an event was found.
     fn collect(&self, buffer: &mut EventBuffer<'_>, timeout: Option<Duration>) -> Result<bool> {
         let count = self.main.wait(buffer.events, timeout)?;
         // SAFETY: the kernel has written this event. Reported events overwrite only this one and
         // earlier ones.
         let key = |buffer: &EventBuffer<'_>, index: usize| unsafe { buffer.events[index].assume_init() }.u64;
         // A readable member that is also queued is polled from the queue, and a member that is
-        // queued from now on is polled next time, so that the array contains none of them twice.
+        // queued from now on is polled in the next round, so no member is reported twice.
         let queued = (0..count).any(|index| key(buffer, index) == QUEUE_KEY);
         let sequence = if queued { self.queue.next_sequence() } else { 0 };
         let (mut result, mut ordinary) = (Ok(()), false);
@@ -152,9 +153,9 @@ impl Epoll {
             return Ok(self.poll_edges(member, &snapshot, readable));
         }
         let mut ready = if readable { snapshot.ready() } else { 0 };
-        // An unread event keeps the main epoll readable while there is something to report. Another
-        // thread that reads the event queues this member. So a member from the queue may have no
-        // unread event, and has to be queued again.
+        // An unread event keeps the main epoll readable while there is something to report. If
+        // another thread reads the event, that thread queues this member. So a member from the
+        // queue may have no unread event, and is queued again.
         let leave_event = readable && ready != 0 && !snapshot.interest.is_oneshot();
         if readable && !leave_event {
             take_event(member, &snapshot);
@@ -165,9 +166,9 @@ impl Epoll {
         Ok(self.report(member, &snapshot, ready, None, queued || !leave_event))
     }
 
-    /// Reports the bits of a member, if it may be reported. `edges` is as for [`Member::decide`].
-    /// If a level-triggered member stays enabled, it is queued if `queue` is set; otherwise an
-    /// unread event keeps the main epoll readable.
+    /// Returns the event for the bits `ready`, or `None` if [`Member::decide`], which takes
+    /// `edges`, decides against a report. A level-triggered member that stays enabled is queued if
+    /// `queue` is set; otherwise its unread event keeps the main epoll readable.
     fn report(
         &self,
         member: &Arc<Member>,
@@ -188,9 +189,9 @@ impl Epoll {
         (decision == Decision::Report).then(|| interest.report(ready))
     }
 
-    /// Arms the member that the last wait has reported, leaving its event unread, if nothing is
-    /// ready any more. Usually the program has read everything, and this saves a wait in the kernel
-    /// that would return at once and find nothing.
+    /// Arms a member that was reported with its event left unread, if the member is no longer
+    /// ready. Usually the program has read everything, and arming the member here saves a wait in
+    /// the kernel that would return at once without anything to report.
     fn rearm(&self, member: &Arc<Member>) {
         let Some(snapshot) = member.snapshot() else { return };
         if !snapshot.enabled || snapshot.interest.is_edge() || snapshot.interest.is_oneshot() || snapshot.is_ready() {
@@ -207,7 +208,7 @@ impl Epoll {
         }
     }
 
-    /// Reports the bits of an edge-triggered member, if it has a new edge.
+    /// Returns the event for an edge-triggered member, if the member has a new edge.
     fn poll_edges(&self, member: &Arc<Member>, snapshot: &Snapshot, readable: bool) -> Option<epoll_event> {
         if readable {
             take_event(member, snapshot);
@@ -220,14 +221,16 @@ impl Epoll {
     }
 
     /// Registers the rsocket's current descriptors in the main epoll. Returns whether the caller
-    /// may read the event of a descriptor that was readable.
+    /// may read the event of a readable descriptor: false if a blocking call reads the events, or
+    /// if the event of an added or unmuted descriptor was read here.
     fn refresh(&self, member: &Arc<Member>, snapshot: &Snapshot) -> Result<bool> {
         let mut newly = false;
         loop {
             let now = snapshot.rsocket.descriptors()?;
             let (muted, unmuted) = member.register(&self.main, now.as_slice())?;
             newly |= unmuted;
-            // If there are no descriptors, a blocking call uses them, and will notify the member.
+            // If there are no descriptors, a blocking call uses them, or the connection does not
+            // exist yet. The member will be notified.
             let has_some = !now.as_slice().is_empty();
             // After muting, repeat: the descriptors may have changed, with a notice, before they
             // were muted.
@@ -241,7 +244,8 @@ impl Epoll {
         }
     }
 
-    /// After ADD and MOD: queues the member if something is ready, and arms it otherwise.
+    /// Called after ADD and MOD. Queues the member if something is ready, otherwise arms the
+    /// member.
     pub(super) fn arm_or_queue(&self, member: &Arc<Member>) -> Result<()> {
         let Some(snapshot) = member.snapshot() else { return Ok(()) };
         self.refresh(member, &snapshot)?;
@@ -251,8 +255,7 @@ impl Epoll {
         } else {
             snapshot.arm()
         };
-        // A descriptor that was found readable, and whose event is still unread, may not become
-        // readable again.
+        // The main epoll may report a readable descriptor only once until its event is read.
         if ready != 0 || member.readable.load(Ordering::SeqCst) {
             self.queue.push(member);
         }
@@ -260,7 +263,7 @@ impl Epoll {
     }
 }
 
-/// Reads an event, and notifies the other watchers that may wait for it.
+/// Reads an event, and notifies the other watchers, which may wait for this event.
 fn take_event(member: &Arc<Member>, snapshot: &Snapshot) {
     snapshot.rsocket.take_event();
     let own: Arc<dyn Watcher> = member.clone();

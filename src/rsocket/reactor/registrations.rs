@@ -1,9 +1,10 @@
-//! What the thread for events watches: descriptors and timers; and the worker's jobs.
+//! The state of the reactor: the descriptors and timers that the thread for events watches, and the
+//! worker's jobs.
 //!
 //! A cancelled timer stays in the heap until it is the first one, or until the heap is full: then
-//! all cancelled timers are removed. This takes n steps for n timers, but the heap is full only
-//! once the cancelled timers have used up the space that the set timers left. So setting a timer
-//! takes log n steps on average.
+//! all cancelled timers are removed. The removal takes n steps for n timers, but the heap is full
+//! only after cancelled timers have filled the space that the set timers leave free. So setting a
+//! timer takes log n steps on average.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -20,7 +21,7 @@ use crate::os::event::KernelEpoll;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::numbered::Numbered;
 
-/// Set in the epoll's data for the second descriptor of a registration.
+/// Bit in the epoll's data that marks the second descriptor of a registration.
 pub(super) const SECOND: u64 = 1 << 63;
 
 pub(super) struct Reactor {
@@ -33,12 +34,12 @@ pub(super) struct Reactor {
     pub registrations: Numbered<Key, Registration>,
     /// Has capacity for a timer of each [`Call`] per registration.
     pub timers: Timers<(Key, Call, u64)>,
-    /// Number of timers that were set.
+    /// Number of the timer that was set or cancelled last.
     timers_set: u64,
-    /// Whether the thread waits until the first timer that it has found, so that an earlier one has
-    /// to wake it.
+    /// Whether the thread for events waits until the first timer. If set, a new, earlier timer has
+    /// to wake the thread.
     pub is_waiting: bool,
-    /// The worker's jobs. Has capacity for two per registration.
+    /// The worker's jobs. Has capacity for two jobs per registration.
     pub jobs: VecDeque<(Key, Call)>,
     has_worker: bool,
 }
@@ -46,16 +47,16 @@ pub(super) struct Reactor {
 /// Why a service is called. Each reason has a timer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Call {
-    /// The descriptor is ready. At the time of the timer, a paused descriptor is enabled again.
+    /// The descriptor is ready. When the timer expires, a paused descriptor is enabled again.
     Service,
     /// The service's timer has expired.
     Expired,
-    /// The second descriptor is readable. At the time of the timer, the second descriptor is
-    /// watched, or the service called for it again.
+    /// The second descriptor is readable. When the timer expires, the second descriptor is watched,
+    /// or the service is called again.
     Channel,
 }
 
-/// Number of reasons.
+/// Number of variants of [`Call`].
 const CALLS: usize = Call::Channel as usize + 1;
 
 /// A call that a thread has to make.
@@ -78,10 +79,11 @@ pub(super) struct Registration {
     is_job: [bool; CALLS],
     /// Number of times in a row that the service was busy.
     busy: u32,
-    /// The descriptor of [`watch_channel`](super::watch_channel), and whether the epoll has it.
+    /// The descriptor of [`watch_channel`](super::watch_channel), and whether the descriptor is in
+    /// the epoll.
     pub second: Option<(c_int, bool)>,
-    /// Whether the second descriptor was readable when the service was busy. It is not watched
-    /// then.
+    /// Whether the service was busy when the second descriptor was readable. If set, the second
+    /// descriptor is not watched.
     was_readable: bool,
     pub service: Arc<dyn Service>,
     /// For each [`Call`] whose timer is set, the time and the number of the timer.
@@ -89,7 +91,7 @@ pub(super) struct Registration {
 }
 
 impl Registration {
-    /// Calls `service` when `fd` is readable.
+    /// Creates a registration that calls `service` when `fd` is readable.
     pub fn new(role: Role, fd: c_int, is_enabled: bool, service: Arc<dyn Service>) -> Registration {
         Registration {
             role,
@@ -106,8 +108,8 @@ impl Registration {
     }
 
     /// Returns the epoll event for the descriptor. For a disabled descriptor, the epoll reports an
-    /// error once, because the kernel cannot leave out errors. A descriptor whose service the
-    /// worker calls is reported once, and enabled again after the call.
+    /// error once, because the kernel always reports errors. A descriptor whose service the worker
+    /// calls is reported once, and enabled again after the call.
     pub fn event(&self, key: Key) -> Option<libc::epoll_event> {
         let is_reported = self.is_enabled && !self.is_job[Call::Service as usize];
         let once = if is_reported && self.role == Role::Events { 0 } else { libc::EPOLLONESHOT as u32 };
@@ -131,7 +133,8 @@ fn is_set(registrations: &Numbered<Key, Registration>) -> impl Fn((Key, Call, u6
     }
 }
 
-/// Time until a service that was busy is called again. It doubles each time, up to 64 milliseconds.
+/// Time until a service that was busy is called again. The time doubles with each busy call, up to
+/// 64 milliseconds.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 const BUSY_DOUBLINGS: u32 = 6;
 
@@ -162,8 +165,8 @@ impl Reactor {
         })
     }
 
-    /// Starts the worker, unless it runs. Until it can be started, the thread for events does its
-    /// jobs.
+    /// Starts the worker, unless it is running. Until the worker can be started, the thread for
+    /// events makes the worker's calls.
     fn start_worker(&mut self) {
         self.has_worker = self.has_worker || spawn(Role::Setup, self.number).is_ok();
     }
@@ -178,7 +181,8 @@ impl Reactor {
     }
 
     /// Returns the call that the thread for events has to make for `key`. If the worker has to make
-    /// it, queues a job instead. The thread for events always makes calls for second descriptors.
+    /// the call, queues a job instead. The thread for events always makes calls for second
+    /// descriptors.
     pub fn due(&mut self, key: Key, call: Call) -> Option<Due> {
         let registration = self.registrations.get_mut(&key)?;
         if registration.role == Role::Events || call == Call::Channel {
@@ -233,9 +237,9 @@ impl Reactor {
         }
     }
 
-    /// Ends the pause before the second descriptor is watched. If the service was busy when the
-    /// descriptor was readable, returns a call to make instead: the lock that made it busy may be
-    /// held again at each later event.
+    /// Watches the second descriptor after a pause. If the service was busy when the descriptor was
+    /// readable, returns a call to make instead: the lock that kept the service busy may be held at
+    /// each later event, too.
     fn watch_after_pause(&mut self, key: Key) -> Option<Due> {
         let registration = self.registrations.get_mut(&key)?;
         if mem::take(&mut registration.was_readable) {
@@ -247,7 +251,7 @@ impl Reactor {
         None
     }
 
-    /// Makes the epoll report `wake`, or stops it.
+    /// Makes the epoll report `wake` if `on` is set, otherwise stops the reports.
     pub fn report_wake(&mut self, on: bool) {
         if self.wake.raised != on {
             self.wake.raised = on;
@@ -255,10 +259,11 @@ impl Reactor {
         }
     }
 
-    /// Returns whether the program has left the descriptors open. If the program has closed them,
-    /// they may refer to its own files, even to an epoll and one of its members. So epoll_ctl(2) is
-    /// called only if the socket is the reactor's; its result shows whether the epoll is the
-    /// reactor's, too. The call also updates the socket's events.
+    /// Returns whether the reactor's descriptors still refer to its epoll and socket. If the
+    /// program has closed the descriptors, they may refer to files of the program, even to an epoll
+    /// and one of its members. So epoll_ctl(2) is called only if the socket is still the reactor's.
+    /// The result of the call shows whether the epoll is still the reactor's. The call also updates
+    /// the socket's events.
     pub fn is_usable(&self) -> bool {
         self.wake.is_unchanged()
             && self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.fd.as_raw_fd(), self.wake.event()).is_ok()
@@ -289,14 +294,14 @@ impl Reactor {
         Ok(())
     }
 
-    /// Sets a timer for the time after `delay`, unless one of this kind is set.
+    /// Sets a timer of this kind that expires after `delay`, unless a timer of this kind is set.
     pub fn set_after(&mut self, key: Key, kind: Call, delay: Duration) {
         if self.registrations.get(&key).is_some_and(|registration| registration.times[kind as usize].is_none()) {
             self.set_timer(key, kind, Some(Instant::now() + delay));
         }
     }
 
-    /// Sets a timer of this kind, unless `time` is `None`. Cancels the previous one.
+    /// Cancels the timer of this kind. Sets a new timer of this kind, unless `time` is `None`.
     pub fn set_timer(&mut self, key: Key, kind: Call, time: Option<Instant>) {
         let Some(registration) = self.registrations.get_mut(&key) else { return };
         self.timers_set += 1;
@@ -408,7 +413,7 @@ impl Reactor {
     }
 }
 
-/// The epoll's data for the socket: no registration has this key.
+/// The epoll's data for the socket of [`Wake`]. No registration has this key.
 const WAKE: u64 = 0;
 
 /// A socket that is always writable: making the epoll report it wakes the thread. Nothing is ever
@@ -437,8 +442,8 @@ impl Wake {
     }
 }
 
-/// Timers that a `T` identifies, each of which is set once. Their owner knows which ones were
-/// cancelled: it passes a function `is_set`, which returns whether a timer is still set.
+/// Timers, each of which is set once and identified by a `T`. The caller knows which timers were
+/// cancelled, and passes a function `is_set`, which returns whether a timer is still set.
 pub(super) struct Timers<T> {
     entries: BinaryHeap<Reverse<(Instant, T)>>,
 }
@@ -448,14 +453,15 @@ impl<T: Ord + Copy> Timers<T> {
         Timers { entries: BinaryHeap::new() }
     }
 
-    /// Reserves memory for `count` timers in total: [`insert`](Self::insert) does not allocate for
-    /// them.
+    /// Reserves memory for `count` timers in total: [`insert`](Self::insert) does not allocate up
+    /// to this number.
     pub fn reserve(&mut self, count: usize) -> Result<()> {
         let missing = count.saturating_sub(self.entries.len());
         self.entries.try_reserve(missing).map_err(|_| Errno::ENOMEM)
     }
 
-    /// Adds a timer. Returns whether it is the first to expire.
+    /// Adds a timer. Returns whether the timer is earlier than all others, including cancelled
+    /// timers that are still in the heap.
     pub fn insert(&mut self, time: Instant, timer: T, is_set: impl Fn(T) -> bool) -> bool {
         if self.entries.len() == self.entries.capacity() {
             self.entries.retain(|&Reverse((_, timer))| is_set(timer));
