@@ -4,8 +4,8 @@
 //! [`connect`] attempts RDMA connections, where [`route`] allows them. [`listeners`] listen over
 //! both transports. A *stand-in*, a TCP connection within the host to the program's listener, makes
 //! accept(2) report an RDMA connection ([`connections`]). [`shared`] is memory that a process
-//! shares with its forked descendants, and [`forward`] relays data for those that do not own the
-//! rsocket. One [`thread`] serves all of these.
+//! shares with its forked descendants, and [`forward`] relays data for processes that do not own
+//! the rsocket. One [`thread`] serves all of these.
 
 pub mod connect;
 mod connections;
@@ -44,9 +44,9 @@ pub use kernel_options::purpose_of;
 pub use listeners::{hold, release};
 pub use shared::is_used as has_stand_ins;
 
-/// Prepares a call on a descriptor that attempts to connect over RDMA: shutdown(2) ends the
-/// attempt, a blocking call waits for its end. Returns the errno with which a non-blocking call
-/// fails.
+/// Prepares a call on a descriptor whose attempt to connect over RDMA is under way. Ends the
+/// attempt for shutdown(2), and waits until the attempt has ended for a blocking call. Fails with
+/// EAGAIN for a non-blocking call.
 pub fn resolve_attempt(fd: c_int, entry: Entry, intent: Intent) -> Result<(), c_int> {
     if intent == Intent::Shutdown {
         end_attempt(fd, entry);
@@ -85,7 +85,8 @@ pub fn leaves_to_kernel(domain: c_int, kind: c_int) -> bool {
     }
 }
 
-/// listen(2) on a kernel socket. After success, rsockets listen, too, or get the new backlog.
+/// listen(2) on a kernel socket. After success, makes rsockets listen, too, or gives the new
+/// backlog to those that already listen.
 pub fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
     let result = next_symbol::listen(fd, backlog);
     if result == 0 {
@@ -97,7 +98,8 @@ pub fn listen(fd: c_int, backlog: c_int, entry: Option<Entry>) -> c_int {
     result
 }
 
-/// accept(2) on a kernel socket, by `next`, which leaves no table entry for the new descriptor.
+/// accept(2) on a kernel socket. `next` makes the call, and leaves no table entry for the new
+/// descriptor. For a stand-in, stores the address of the RDMA connection's peer.
 ///
 /// # Safety
 /// `addr` and `len` are valid for accept(2).
@@ -135,9 +137,9 @@ pub unsafe fn accept(
     }
 }
 
-/// Checks whether `new`, which accept(2) has returned at the listener `fd`, is a stand-in, and if
+/// Checks whether `new`, which accept(2) has returned for the listener `fd`, is a stand-in, and if
 /// so makes it the descriptor of the RDMA connection. Returns the peer of the RDMA connection,
-/// `Ok(None)` if `new` is a TCP connection of its own, or `Err` if the RDMA connection has ended.
+/// `Ok(None)` if `new` is an ordinary TCP connection, or `Err` if the RDMA connection has ended.
 fn identify(fd: c_int, new: c_int, from: Option<SockAddr>) -> Result<Option<SockAddr>, ()> {
     let Some(from) = from else { return Ok(None) };
     errno::keeping(|| {
@@ -153,7 +155,7 @@ fn identify(fd: c_int, new: c_int, from: Option<SockAddr>) -> Result<Option<Sock
 }
 
 /// Returns the peer's or the local address of an IPv6 socket whose rsocket is IPv4, or of a
-/// forwarded descriptor. `None`: the usual call returns the address.
+/// forwarded descriptor. Returns `None` if the caller must make the usual call.
 pub fn name_of(entry: Entry, is_peer: bool) -> Option<SockAddr> {
     match entry.kind {
         Kind::Socket if entry.flags & MAPPED != 0 && is_auto(entry) => {
@@ -171,8 +173,9 @@ pub fn name_of(entry: Entry, is_peer: bool) -> Option<SockAddr> {
     }
 }
 
-/// Before a forwarded descriptor is used, asks the owner of its connection to relay the data.
-/// Remembers for later runs that a child uses a connection that its parent has made by connect(2).
+/// Called before a forwarded descriptor is used. Asks the owner of its connection to relay the
+/// data. If the parent made the connection by connect(2), remembers the use for later runs of the
+/// command.
 #[cold]
 fn use_forwarded(entry: Entry, how: Use) {
     if let Some(slot) = connections::slot_of(entry).filter(|slot| how == Use::Executed || !slot.is_wanted()) {
@@ -183,7 +186,7 @@ fn use_forwarded(entry: Entry, how: Use) {
     }
 }
 
-/// Called before a program is executed that inherits a descriptor with this entry.
+/// Called before the execution of a program that inherits a descriptor with this entry.
 pub fn execute_with(entry: Entry) {
     if entry.kind == Kind::Forwarded {
         use_forwarded(entry, Use::Executed);
@@ -198,7 +201,7 @@ pub fn before_wait(entry: Entry) {
     }
 }
 
-/// Called before a call that moves data over a kernel socket with a table entry, or shuts it down.
+/// Called before a call that shuts down a kernel socket with a table entry, or moves data over it.
 pub fn before_use(entry: Entry, intent: Intent) {
     if entry.kind == Kind::Listener && intent == Intent::Shutdown {
         listeners::stop(entry);
@@ -220,7 +223,7 @@ pub unsafe fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE) {
-        // This option would receive from the TCP socket.
+        // Reading this option would receive data from the TCP socket.
         return errno::fail(kernel_options::refusal((level, name)));
     }
     // SAFETY: `value` and `len` are valid: guaranteed by the caller.
@@ -242,8 +245,8 @@ fn is_unknown(error: c_int) -> bool {
     matches!(error, libc::ENOPROTOOPT | libc::ENOTSUP | libc::EINVAL)
 }
 
-/// setsockopt(2): `rsockets` sets the option on an rsocket, `next` on the kernel socket. `None`:
-/// the descriptor's attempt was ended, and the caller must try again.
+/// setsockopt(2): `rsockets` sets the option on an rsocket, `next` on the kernel socket. Returns
+/// `None` if the call has ended the descriptor's attempt, and the caller must try again.
 pub fn setsockopt(
     fd: c_int,
     entry: Option<Entry>,
@@ -290,7 +293,7 @@ pub fn setsockopt(
 }
 
 /// Sets an option on an rsocket and its kernel socket. If rsockets do not have the option, returns
-/// the kernel's result, and the connection does without the effect.
+/// the kernel's result, and the RDMA connection does without the option's effect.
 fn set_both(rsockets: impl FnOnce() -> c_int, next: impl FnOnce() -> c_int) -> c_int {
     let before = errno::get();
     let kernels = next();
@@ -312,7 +315,7 @@ fn set_of_kernel(fd: c_int, option: (c_int, c_int), purpose: Purpose, next: impl
         if purpose != Purpose::Hint && !route::is_readable_option(option.0, option.1) {
             errno::keeping(|| kernel_options::remember(fd));
         }
-        // The socket may be a listener of the parent's, which gets stand-ins.
+        // The socket may be a listener that the parent made, to which stand-ins are sent.
         if option == (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) && shared::is_used() {
             listeners::accept_at_once(fd);
         }
@@ -320,8 +323,8 @@ fn set_of_kernel(fd: c_int, option: (c_int, c_int), purpose: Purpose, next: impl
     result
 }
 
-/// Drops a descriptor's reference to an rsocket of automatic mode; the last reference closes the
-/// connection. Returns 0, or -1 with `errno`.
+/// Drops a descriptor's reference to an rsocket of automatic mode; dropping the last reference
+/// closes the connection. Returns 0, or -1 with `errno`.
 pub fn release_rsocket(entry: Entry) -> c_int {
     if rsocket::drop_reference(entry) { connections::close(entry.handle) } else { 0 }
 }
@@ -334,8 +337,8 @@ pub fn guest_copies(fd: c_int, entry: Entry) {
     }
 }
 
-/// Called when the process ends. Waits up to two seconds for the data that its children have sent
-/// over its connections to arrive.
+/// Called when the process ends. Waits up to two seconds until the data that children have sent
+/// over this process's connections has arrived.
 pub fn flush_on_exit() {
     if is_on() && shared::is_used() {
         connections::drain();
@@ -358,7 +361,7 @@ pub fn before_spawn() {
     }
 }
 
-/// Whether the process has RDMA connections.
+/// Whether the process has rsockets of automatic mode. False in a child of vfork(2).
 pub fn has_connections() -> bool {
     let mut any = false;
     if is_active() {
@@ -367,7 +370,7 @@ pub fn has_connections() -> bool {
     any
 }
 
-/// Called before fork(2), also where fork runs no handlers (_Fork(3)).
+/// Called before fork(2), and before _Fork(3), which runs no fork handlers.
 pub extern "C" fn before_fork() {
     members::begin_generation();
     if is_active() {
@@ -375,14 +378,14 @@ pub extern "C" fn before_fork() {
     }
 }
 
-/// After fork(2), in the parent.
+/// Called in the parent after fork(2).
 pub extern "C" fn in_parent() {
     if is_active() {
         errno::keeping(connections::in_parent);
     }
 }
 
-/// After fork(2), in the child.
+/// Called in the child after fork(2).
 pub fn in_child() {
     if table::any() && is_on() {
         errno::keeping(|| {

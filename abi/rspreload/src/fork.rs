@@ -44,13 +44,14 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c
     result
 }
 
-/// Decides what a pending socket is, because a call is about to use it.
+/// Decides what a pending socket becomes, because a call is about to use the socket.
 pub fn resolve_pending(fd: c_int, entry: Entry, intent: Intent) -> Target {
     errno::keeping(|| decide_pending(fd, entry, intent))
 }
 
-/// Called before a pending socket is polled. Decides what an accepted socket is, because the peer
-/// may be silent until then, and what a connected socket is if something has arrived.
+/// Called before a pending socket is polled. Decides what an accepted socket becomes, because the
+/// peer may send nothing before this decision, and what a connected socket becomes if something has
+/// arrived.
 ///
 /// Returns the rsocket, or `None` if the TCP socket itself has to be polled. In this case call
 /// [`after_poll`] when it is ready.
@@ -58,8 +59,8 @@ pub fn resolve_for_poll(fd: c_int, entry: Entry) -> Option<c_int> {
     errno::keeping(|| decide_pending(fd, entry, Intent::ReceiveNow)).unwrap_or(None)
 }
 
-/// Called when a polled socket is ready. If it is pending, decides what it is. Returns true if its
-/// entry has changed, so that it has to be polled again.
+/// Called when a polled socket is ready. If the socket is pending, decides what it becomes. Returns
+/// true if its entry has changed: the caller must poll again.
 pub fn after_poll(fd: c_int, revents: c_short) -> bool {
     let Some(entry @ Entry { kind: Kind::Pending, .. }) = table::get(fd) else { return false };
     if revents & libc::POLLIN == 0 || Role::of(entry) == Role::Fresh {
@@ -69,9 +70,9 @@ pub fn after_poll(fd: c_int, revents: c_short) -> bool {
     table::get(fd) != Some(entry)
 }
 
-/// Called before a pending socket's descriptor is copied. Keeps a connected socket TCP, because a
-/// program may be executed with the copy. Returns false if the entry can be copied as it is, true
-/// if the entry may have changed and must be read again.
+/// Called before a pending socket's descriptor is copied. Keeps a connected or accepted socket TCP,
+/// because a program may be executed with the copy. Returns false if the entry can be copied as it
+/// is, true if the entry may have changed and must be read again.
 pub fn stay_tcp(fd: c_int, entry: Entry) -> bool {
     if is_busy(entry) {
         transition::wait_for_change(fd, entry);
@@ -129,7 +130,7 @@ fn is_busy(entry: Entry) -> bool {
 // socket wait.
 //
 // The deciding thread works on a copy of the TCP descriptor, so the program may close the original.
-// The table entry has then changed, and the thread discards the outcome.
+// The close changes the table entry, and the thread then discards the outcome.
 
 /// The outcome of a decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,8 +163,8 @@ fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Target {
             continue;
         }
         if !is_busy(entry) && role != Role::Passive && intent == Intent::Receive {
-            // Wait for the peer's word or data like the program's recv(2), with the socket's flags,
-            // its time-out and signals. The entry is not busy meanwhile, so another thread can
+            // Wait for the peer's word or data as the program's recv(2) does: the socket's flags,
+            // its timeout and signals apply. The entry is not busy meanwhile, so another thread can
             // send.
             tcp::peek(fd, &mut [0], 0)?;
         }
@@ -176,9 +177,10 @@ fn decide_pending(fd: c_int, entry: Entry, intent: Intent) -> Target {
     }
 }
 
-/// Decides if no other thread does. `None` means that the table's entry must be read again.
+/// Makes the decision unless another thread does. Returns `None` if the table entry must be read
+/// again.
 fn begin(fd: c_int, entry: Entry, intent: Intent) -> Option<Target> {
-    // A cancelled thread would leave the entry busy. Decisions have a time-out.
+    // A cancelled thread would leave the entry busy. Each decision has a timeout.
     without_cancel(|_| {
         let busy = Entry { flags: entry.flags | BUSY, ..entry };
         let result = table::replace(fd, Some(entry), Some(busy)).then(|| decide(fd, busy, intent));
@@ -188,7 +190,7 @@ fn begin(fd: c_int, entry: Entry, intent: Intent) -> Option<Target> {
 }
 
 /// Decides what the socket becomes, and stores the final entry in the table. Only the thread that
-/// has set `BUSY` calls it.
+/// has set `BUSY` calls this function.
 fn decide(fd: c_int, busy: Entry, intent: Intent) -> Target {
     let tcp = open_fds::duplicate(fd);
     let outcome = match Role::of(busy) {
@@ -202,7 +204,7 @@ fn decide(fd: c_int, busy: Entry, intent: Intent) -> Target {
 }
 
 /// Stores the outcome in the table if the descriptor still has its busy entry; otherwise the
-/// program has closed it, and the call itself fails.
+/// program has closed the descriptor, and its call on the descriptor fails.
 fn commit(fd: c_int, tcp: c_int, busy: Entry, outcome: Outcome) -> Target {
     let (next, result) = match outcome {
         Outcome::Rsocket(rsocket) => return Ok(become_rsocket(fd, tcp, busy, rsocket)),
@@ -224,8 +226,8 @@ fn become_rsocket(fd: c_int, tcp: c_int, busy: Entry, rsocket: c_int) -> Option<
     // The kernel's epoll instances still have the TCP socket as a member: replace it.
     members::leave(fd);
     members::join(fd);
-    // The peer does this, too. Another process with a copy of the TCP socket, such as the parent,
-    // then sees the end of the connection.
+    // The peer shuts down TCP, too. Another process with a copy of the TCP socket, such as the
+    // parent, then sees the end of the connection.
     next_symbol::shutdown(tcp, libc::SHUT_RDWR);
     Some(rsocket)
 }

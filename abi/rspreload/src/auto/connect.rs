@@ -1,10 +1,11 @@
 //! connect(2) on a TCP socket in automatic mode: attempts to connect over RDMA, and falls back to
 //! TCP.
 //!
-//! The attempt of a non-blocking socket has a slot, and is made by the thread of [`super::thread`].
-//! The `handle` of the descriptor's table entry is the slot's ticket, which differs for each
-//! attempt: the result of an attempt reaches the descriptor only if the entry still has its ticket.
-//! The thread works on a duplicate of the TCP descriptor, so the program may close its own.
+//! The attempt of a non-blocking socket has a slot, and is completed by the thread of
+//! [`super::thread`]. The `handle` of the descriptor's table entry is the slot's ticket, which
+//! differs for each attempt: the result of an attempt reaches the descriptor only if the entry
+//! still has the attempt's ticket. The thread works on a duplicate of the TCP descriptor, so the
+//! program may close the original.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr};
@@ -74,11 +75,11 @@ fn before(fd: c_int, limit: &Deadline, call: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// Connects over RDMA. Returns `Ok` with the errno of connect(2), or with `None` if connected;
-/// otherwise the reason for TCP, or `None` where there is nothing to log. `given` is the
-/// destination that the program has passed, `to` has an IPv4-mapped address as IPv4. Before an
-/// attempt, sets `limit` to the deadline that SO_SNDTIMEO gives. `cancel` allows cancellation
-/// during a wait.
+/// Connects over RDMA. Returns `Ok(None)` if connected, or `Ok` with the errno for connect(2).
+/// Fails with the reason for TCP, or with `None` if there is nothing to log. `given` is the
+/// destination that the program has passed; `to` has an IPv4-mapped address as IPv4. Before the
+/// attempt of a blocking socket with SO_SNDTIMEO, sets `limit` to the option's deadline. `cancel`
+/// allows cancellation during a wait.
 fn by_rdma(
     fd: c_int,
     given: &SockAddr,
@@ -91,7 +92,7 @@ fn by_rdma(
         // Nothing is logged, so the kind of socket does not matter.
         return Err(None);
     }
-    // Only the kernel handles connect(2) on a socket that is connected, connects, or listens.
+    // Only the kernel handles connect(2) on a socket that is connected, connecting, or listening.
     let is_used = || tcp::state(fd).is_some_and(|state| state != base::sock_diag::CLOSED);
     if !route::is_candidate(fd, to.family()) || is_used() || !has_address(fd, given, to) {
         return Err(None);
@@ -99,7 +100,8 @@ fn by_rdma(
     log::problems();
     ruled_out?;
     route::allows_rdma(fd, to)?;
-    // Before the attempt, which cannot be given up once it has succeeded.
+    // Make these checks before the attempt, because an attempt that has succeeded cannot be given
+    // up.
     Reason::NotOwn.unless(members::are_known(fd))?;
     Reason::Instances.unless(!members::are_too_many(fd))?;
     Reason::Descriptors.unless(connections::has_room(false))?;
@@ -120,9 +122,10 @@ fn by_rdma(
         rsocket::close(rsocket);
         return Err(Some(reason));
     }
-    // The program learns of the success: its next connect(2) fails with `EISCONN`.
+    // Make the rsocket report its success, so that the program's next connect(2) fails with
+    // `EISCONN`.
     rdma::connect(rsocket, to);
-    // The epoll instances would report the kernel socket, which is not connected.
+    // The program's epoll instances would report the kernel socket, which is not connected.
     members::leave(fd);
     let connected = transition::become_rsocket(fd, fd, None, rsocket, transition::AUTO);
     members::join(fd);
@@ -176,8 +179,9 @@ fn in_family(own: &SockAddr, to: &SockAddr) -> SockAddr {
     }
 }
 
-/// Waits for the end of an attempt, at most for half of the time until `limit`: the rest is left to
-/// TCP. A signal does not end the wait.
+/// Waits for the end of an attempt, at most for the configured timeout and for half of the time
+/// until `limit`, which leaves the rest to TCP. A signal does not end the wait. Fails with the
+/// reason for TCP.
 fn wait(rsocket: c_int, to: &SockAddr, limit: Option<&Deadline>) -> Result<(), Reason> {
     let mut fds = [pollfd { fd: rsocket, events: POLLOUT, revents: 0 }];
     let end = Deadline::after(config::timeout());
@@ -193,7 +197,7 @@ fn wait(rsocket: c_int, to: &SockAddr, limit: Option<&Deadline>) -> Result<(), R
     }
 }
 
-/// Cancels an attempt whose time is over. Returns `Ok` if the attempt has succeeded meanwhile.
+/// Cancels an attempt that has timed out. Returns `Ok` if the attempt has succeeded meanwhile.
 pub fn expire(rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
     give_up(rsocket, || ended(to, ETIMEDOUT))
 }
@@ -237,15 +241,16 @@ fn remember_rejection(to: &SockAddr, reason: Reason, seconds: u64) {
     }
 }
 
-/// The most attempts of a process at a time.
+/// Maximum number of simultaneous attempts of a process.
 pub const MAX_ATTEMPTS: usize = 256;
 
-/// How long a slot is not reused while others are free, in nanoseconds.
+/// The rest of a slot after an attempt, in nanoseconds. A resting slot is reused only if no rested
+/// slot is free.
 const REST: i64 = 20_000_000;
 
 static SLOTS: [Attempt; MAX_ATTEMPTS] = zero();
 
-/// Only this many slots, from the first on, have ever been used.
+/// Number of slots, counted from the first, that may have been used.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
 const FREE: u32 = 0;
@@ -259,27 +264,28 @@ pub struct Attempt {
     ticket: AtomicI32,
     /// The program's descriptor.
     fd: AtomicI32,
-    /// The duplicate of the TCP descriptor, plus one; 0 for none.
+    /// The duplicate of the TCP descriptor, plus one; 0 if there is no duplicate.
     tcp: AtomicI32,
     rsocket: AtomicI32,
-    /// When the attempt times out, on the monotonic clock.
+    /// The time at which the attempt times out, on the monotonic clock.
     end: AtomicI64,
     to: AtomicName,
-    /// An eventfd that is readable once the attempt has ended, plus one; made once.
+    /// The descriptor, plus one, of an eventfd that is readable once the attempt has ended; 0 until
+    /// the slot's first attempt.
     done: AtomicI32,
-    /// When the last attempt ended, on the monotonic clock.
+    /// The time at which the last attempt ended, on the monotonic clock.
     freed: AtomicI64,
 }
 
 plain! { Attempt }
 
 impl Attempt {
-    /// Changes the state to `CLAIMED` if it is `from`. Returns whether this call has changed it.
+    /// Changes the state from `from` to `CLAIMED`. Returns false if the state is not `from`.
     fn claim(&self, from: u32) -> bool {
         self.state.compare_exchange(from, CLAIMED, SeqCst, SeqCst).is_ok()
     }
 
-    /// The duplicate of the TCP descriptor, -1 for none.
+    /// The duplicate of the TCP descriptor, or -1 if there is no duplicate.
     fn tcp(&self) -> c_int {
         self.tcp.load(SeqCst) - 1
     }
@@ -303,20 +309,22 @@ impl Attempt {
         self.ticket.load(SeqCst)
     }
 
-    /// The table's entry of the socket; `None` if the program has closed it.
+    /// The socket's table entry, or `None` if the descriptor no longer has the attempt's entry.
     pub fn entry(&self) -> Option<Entry> {
         let ticket = self.ticket();
         table::get(self.fd.load(SeqCst)).filter(|entry| entry.kind == Kind::Connecting && entry.handle == ticket)
     }
 
-    /// Ends the attempt by [`result`] or [`expire`], unless another thread ends it.
+    /// Ends the attempt with the result of `end` ([`result`] or [`expire`]), unless another thread
+    /// is ending the attempt.
     pub fn finish_by(&self, end: fn(c_int, &SockAddr) -> Result<(), Reason>) {
         if let Some(to) = self.to.load() {
             self.finish(end(self.rsocket(), &to));
         }
     }
 
-    /// Ends the attempt with its result, or the reason for TCP, unless another thread ends it.
+    /// Ends the attempt: the socket becomes the rsocket, or TCP if `result` is a reason. Does
+    /// nothing if another thread is ending the attempt.
     pub fn finish(&self, result: Result<(), Reason>) {
         // A signal handler on this thread that waited for the end of the attempt would deadlock.
         let signals = SignalsBlocked::new();
@@ -329,8 +337,8 @@ impl Attempt {
         // must not change the record of the instances.
         let moving = Moving::begin(fd);
         let entry = self.entry().filter(|&entry| {
-            // If not, the descriptor was closed by a call that is not intercepted, and refers to
-            // another file now.
+            // A descriptor that refers to another file now was closed by a call that is not
+            // intercepted.
             let is_same = tcp::identity(fd) == tcp::identity(copy);
             if !is_same {
                 table::replace(fd, Some(entry), None);
@@ -408,8 +416,8 @@ fn of(entry: Entry) -> Option<&'static Attempt> {
     (slot.ticket() == entry.handle).then_some(slot)
 }
 
-/// Gives the socket `fd`, for which `rsocket` connects, a slot and an entry. Returns the reason for
-/// TCP if that is not possible.
+/// Gives the socket `fd`, for which `rsocket` connects, a slot and an entry. Fails with `Busy` if
+/// there is no free slot, descriptor or memory.
 fn submit(fd: c_int, rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
     let slots = || SLOTS.iter().enumerate();
     let rested = slots().find(|(_, slot)| slot.has_rested() && slot.claim(FREE));
@@ -441,7 +449,7 @@ fn submit(fd: c_int, rsocket: c_int, to: &SockAddr) -> Result<(), Reason> {
     Ok(())
 }
 
-/// The eventfd that stands for the socket in poll(2), -1 if the attempt has ended.
+/// The eventfd that stands for the socket in poll(2), or -1 if the attempt has ended.
 pub fn done(entry: Entry) -> c_int {
     of(entry).map_or(-1, |slot| slot.done.load(SeqCst) - 1)
 }
@@ -464,7 +472,8 @@ pub fn control(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: Option<ep
     None
 }
 
-/// The program has closed a descriptor whose attempt was under way.
+/// Called when a descriptor has lost its entry while its attempt was under way: gives up the
+/// attempt.
 pub fn abandon(entry: Entry) {
     stay_tcp(entry);
     thread::wake();

@@ -1,7 +1,7 @@
 //! The RDMA connections of this process that have a stand-in: a TCP connection within the host
-//! between the program's descriptor and this process. An index names the connection's slot in the
-//! memory that processes share ([`super::shared`]), and the fields here, which are this process's
-//! own.
+//! between the program's descriptor and this process. A connection's index selects its slot in the
+//! memory that processes share ([`super::shared`]), and its `Private` fields, which belong to this
+//! process alone.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
@@ -21,7 +21,7 @@ use crate::transition::{self, Moving};
 use crate::transition::{is_auto, is_entry_of};
 use crate::{epoll, errno, next_symbol, open_fds, rsocket, rsocket_abi, table, tcp};
 
-/// The fields of an index. Descriptors are stored plus one; 0 for none.
+/// This process's fields of a connection. Descriptors are stored plus one; 0 means no descriptor.
 struct Private {
     rsocket: AtomicI32,
     stand_in: AtomicI32,
@@ -29,8 +29,8 @@ struct Private {
     accepted: AtomicBool,
     /// [`start_forwarding`] was called: the program's descriptors are or become TCP sockets.
     demoted: AtomicBool,
-    /// The slot's generation when this connection got it. In a child of fork(2) the slot may have
-    /// another connection by now.
+    /// The slot's generation when this connection took the slot. In a child of fork(2) the slot may
+    /// have another connection by now.
     generation: AtomicU32,
 }
 
@@ -43,18 +43,19 @@ type Indexes = Bits<{ MAX_SLOTS / 64 }>;
 
 /// The indexes in use.
 pub static USED: Indexes = zero();
-/// The indexes whose stand-ins wait for accept(2), or did at the last check.
+/// The indexes whose stand-ins wait for accept(2), or waited at the last check.
 pub static SENT: Indexes = zero();
-/// The indexes whose connections a child of this process may use.
+/// The indexes whose connections another process may use.
 pub static FORKED: Indexes = zero();
 /// The indexes whose connections this process forwards.
 pub static FORWARDED: Indexes = zero();
 
-/// How many ports are tried for a stand-in until one has a free slot. With three of four slots
-/// taken, about one of six ports has none.
+/// Maximum number of ports to try for a stand-in. With three quarters of all slots taken, about one
+/// port in six has no free slot.
 const PORT_TRIES: usize = 20;
 
-/// By rsocket descriptor: its index plus one, 0 for none.
+/// For each rsocket descriptor, the index of the rsocket plus one; 0 if the rsocket has no
+/// stand-in.
 static INDEX_OF: Growing<AtomicU32> = Growing::new();
 
 /// The index of an rsocket, or `None` if it has no stand-in.
@@ -62,12 +63,12 @@ fn index_of(rsocket: c_int) -> Option<usize> {
     (INDEX_OF.get(rsocket)?.load(SeqCst) as usize).checked_sub(1)
 }
 
-/// The rsocket of an index, -1 for none.
+/// The rsocket of an index, or -1 if the index is unused.
 pub fn rsocket(index: usize) -> c_int {
     PRIVATE.get(index).map_or(-1, |private| private.rsocket.load(SeqCst) - 1)
 }
 
-/// This process's end of the stand-in of an index, -1 for none.
+/// This process's end of the stand-in of an index, or -1 if the index is unused.
 pub fn stand_in(index: usize) -> c_int {
     PRIVATE.get(index).map_or(-1, |private| private.stand_in.load(SeqCst) - 1)
 }
@@ -96,15 +97,16 @@ pub fn enter(index: usize, rsocket: c_int, stand_in: c_int) -> Option<&'static S
     Some(slot)
 }
 
-/// The number of connections at which a process stops accepting over RDMA. The other slots are for
-/// handshakes that are under way then, for connections that children get, and for other processes.
+/// The number of connections at which a process stops accepting over RDMA. The remaining slots are
+/// for handshakes still under way, for connections that are given to children, and for other
+/// processes.
 const MOST: usize = MAX_SLOTS / 4 * 3;
 
 /// [`has_room`] has returned false: the thread must be woken when a slot is freed.
 static FULL: AtomicBool = AtomicBool::new(false);
 
-/// Whether another connection may use RDMA. A listener that was full needs more room than others to
-/// begin again. Called before a handshake is answered.
+/// Whether there is room for another RDMA connection. A listener that was full needs more room to
+/// reopen than other listeners need to stay open.
 pub fn has_room(was_full: bool) -> bool {
     let count = USED.count();
     let has_room = is_room(count, was_full) && open_fds::has_room(count, FORWARDED.count(), was_full);
@@ -136,7 +138,8 @@ pub fn leave(index: usize) {
     }
 }
 
-/// Frees an index, and closes the stand-in in order, after its data.
+/// Frees an index and its slot. Closes the stand-in without a reset, so that data already sent
+/// arrives.
 pub fn leave_in_order(index: usize) {
     if let Some(private) = PRIVATE.get(index) {
         open_fds::close(private.stand_in.swap(0, SeqCst) - 1);
@@ -188,13 +191,13 @@ fn bound_socket(at: &SockAddr) -> Option<c_int> {
     Some(socket)
 }
 
-/// Makes stand-ins until one has a port with a free slot, which `claim` takes. Returns the stand-in
-/// and the index of the slot.
+/// Makes up to `PORT_TRIES` stand-ins, until `claim` takes a slot for the port of the latest one.
+/// Returns that stand-in and the slot's index.
 pub fn with_slot(
     stand_in: impl Fn() -> Option<c_int>,
     claim: impl Fn(&SockAddr) -> Option<usize>,
 ) -> Option<(c_int, usize)> {
-    // Kept open until the end, since the kernel may assign a port that is free again.
+    // Keep the other stand-ins open until the end, since the kernel may assign a freed port again.
     let mut others = [-1; PORT_TRIES];
     let mut found = None;
     for other in &mut others {
@@ -211,14 +214,14 @@ pub fn with_slot(
 
 /// Makes `fd`, which accept(2) has returned for a stand-in, a descriptor of the RDMA connection. If
 /// another process owns the rsocket, `fd` is forwarded. Returns the peer, or `None` if the
-/// connection has ended.
+/// connection has ended or there is no memory.
 pub fn adopt(fd: c_int, accepted: Accepted) -> Option<SockAddr> {
     let index = accepted.index;
     let slot = shared::slot(index)?;
     let (peer, is_own, rsocket) = (slot.peer.load()?, slot.is_own(), rsocket(index));
     thread::stand_in_accepted();
-    // Checked after the slot was read: if its process has ended, another process, or another thread
-    // of this one, may have taken the slot.
+    // Check this after reading the slot: if the slot's owner has ended, another process, or another
+    // thread of this process, may have taken the slot.
     if slot.generation() != accepted.generation {
         return None;
     }
@@ -236,7 +239,8 @@ pub fn adopt(fd: c_int, accepted: Accepted) -> Option<SockAddr> {
     Some(peer)
 }
 
-/// The flag of a forwarded descriptor's entry if its socket is IPv6; the generation is below it.
+/// Bit in the flags of a forwarded descriptor's entry: the socket is IPv6. The lower bits are the
+/// generation.
 pub const FORWARDED_V6: u32 = 1 << 16;
 
 fn forwarded(fd: c_int, index: usize, generation: u32) -> Entry {
@@ -255,9 +259,9 @@ pub fn slot_of(entry: Entry) -> Option<&'static Slot> {
     shared::slot(usize::try_from(entry.handle).ok()?).filter(|slot| slot.generation() == generation_of(entry))
 }
 
-/// Closes an rsocket of which the program has closed the last descriptor. If a child may use the
-/// connection, its data is forwarded instead until the child closes it. Returns 0, or -1 with
-/// `errno`.
+/// Closes an rsocket of which the program has closed the last descriptor. If another process may
+/// use the connection, forwards the data instead, until that process closes the connection. Returns
+/// 0, or -1 with `errno`.
 pub fn close(rsocket: c_int) -> c_int {
     let index = index_of(rsocket);
     if let Some(index) = index.filter(|&index| FORKED.has(index)) {
@@ -283,7 +287,8 @@ pub fn start_forwarding(index: usize) {
     if let Some(private) = PRIVATE.get(index) {
         private.demoted.store(true, SeqCst);
     }
-    // Pairs with the fence in `demote_copy`: one of the two threads sees what the other has stored.
+    // Pairs with the fence in `demote_copy`: at least one of the two threads sees what the other
+    // has stored.
     fence(SeqCst);
     let demote_all = || {
         table::each(|fd, entry| {
@@ -293,11 +298,11 @@ pub fn start_forwarding(index: usize) {
         });
     };
     demote_all();
-    // Makes threads that wait for the rsocket wait for the descriptors' TCP sockets. Fails with
+    // Wakes threads that wait for the rsocket; they then wait for the TCP sockets. Fails with
     // EAGAIN in a signal handler that has interrupted a call on the rsocket; the library's thread
     // then calls this function again before it forwards data.
     let _ = rsocket::set_library_option(rsocket, base::private::HANDED_OVER);
-    // Again, for descriptors that dup(2) has made meanwhile.
+    // Repeat this for descriptors that dup(2) has made meanwhile.
     demote_all();
 }
 
@@ -313,7 +318,7 @@ pub fn demote_copy(fd: c_int, rsocket: c_int) {
 }
 
 fn demote_fd(fd: c_int, rsocket: c_int, index: usize) {
-    // epoll_ctl(2) on `fd` waits until this is dropped.
+    // epoll_ctl(2) on `fd` waits until `moving` is dropped.
     let moving = Moving::begin(fd);
     // Try again if another thread has changed the entry's flags.
     while let Some(entry) = table::get(fd).filter(|&entry| is_entry_of(rsocket, entry)) {
@@ -327,7 +332,7 @@ fn demote_fd(fd: c_int, rsocket: c_int, index: usize) {
 }
 
 /// Forwards the data of a connection from now on: its descriptors become TCP sockets of the kernel.
-/// Fails with the reason why that is not possible.
+/// Fails with the reason if the connection has no stand-in or the thread cannot be started.
 pub fn forward_from_now(fd: c_int, rsocket: c_int, how: Use) -> Result<(), Reason> {
     let index = index_with_stand_in(fd, rsocket)?;
     if !thread::wake() {
@@ -348,7 +353,7 @@ pub fn request_forwarding(index: usize, how: Use) {
 /// Before fork(2): lets the child use each connection by its stand-in.
 pub fn before_fork() {
     prepare_for_child("child", |_| true);
-    // Including connections whose stand-ins wait for accept(2).
+    // Mark connections whose stand-ins wait for accept(2), too.
     USED.each().for_each(|index| FORKED.set(index));
 }
 
@@ -371,9 +376,9 @@ fn prepare_for_child(user: &str, is_given: impl Fn(c_int) -> bool) {
     });
 }
 
-/// Called in a child of vfork(2), which uses this process's memory and hands the connection to a
-/// program. Forwards the data at once: a program that only reads would not cause it. Returns false
-/// if the connection has no stand-in, without which the program cannot use it.
+/// Called in a child of vfork(2), which uses its parent's memory and hands the connection to a
+/// program. Starts forwarding at once, because a program that only reads would not start it.
+/// Returns false if the connection has no stand-in, without which the program cannot use it.
 pub fn lend(rsocket: c_int) -> bool {
     index_of(rsocket).map(|index| request_forwarding(index, Use::Executed)).is_some()
 }
@@ -381,7 +386,7 @@ pub fn lend(rsocket: c_int) -> bool {
 /// Called when the process ends. Closes its descriptors of connections that other processes may
 /// use, and waits up to two seconds until data sent over these connections has been forwarded and
 /// has arrived. Then resets connections that another process still has, so that no peer sees an
-/// orderly end.
+/// orderly shutdown.
 pub fn drain() {
     const TIME: c_int = 2_000;
     /// How long the close of this process's descriptors may take to reach the stand-ins.
@@ -398,7 +403,7 @@ pub fn drain() {
             next_symbol::close(fd);
         }
     });
-    // When a stand-in reports POLLRDHUP, every process has closed its other end.
+    // When a stand-in reports POLLRDHUP, every process has closed the program's end.
     let has_ended = |index| sockets::is_ready(stand_in(index), libc::POLLRDHUP);
     let others = || USED.each().filter(|&index| FORKED.has(index) && !has_ended(index));
     let is_sending = |index| {
@@ -424,7 +429,7 @@ pub fn drain() {
 /// Held while a stand-in is made: the TCP socket of a connection can be connected only once.
 static PAIRS: Lock = Lock::new();
 
-/// Returns the index of an rsocket, after giving it a stand-in if it has none. Fails with the
+/// Returns the index of an rsocket, after making a stand-in if the rsocket has none. Fails with the
 /// reason for the log.
 fn index_with_stand_in(fd: c_int, rsocket: c_int) -> Result<usize, Reason> {
     if let Some(index) = index_of(rsocket) {
@@ -484,8 +489,8 @@ pub fn in_parent() {
 // The stand-in of a connection that was not accepted from a listener: the TCP socket of the
 // program's descriptor, which was never connected, is connected to this process itself.
 
-/// Connects the TCP socket of a descriptor that was connected by RDMA to this process itself.
-/// Returns the stand-in, or fails with the reason for the log.
+/// Connects the TCP socket of an RDMA connection's descriptor to this process itself. Returns the
+/// stand-in, or fails with the reason for the log.
 fn connect(fd: c_int, rsocket: c_int) -> Result<c_int, Reason> {
     let listener = address(fd, rsocket).and_then(|at| bound_socket(&at)).ok_or_else(failed)?;
     let stand_in = if next_symbol::listen(listener, 1) == 0 { connect_to(fd, listener) } else { -1 };
@@ -502,8 +507,8 @@ fn failed() -> Reason {
     Reason::NoStandIn(errno::get())
 }
 
-/// The local address at which the two sockets are connected, with port 0. Not a loopback address:
-/// an executed program takes it for the peer's, and may trust it.
+/// The address, with port 0, of the listener to which the TCP socket connects. Not a loopback
+/// address: an executed program takes this address for the peer's, and might trust a local peer.
 fn address(fd: c_int, rsocket: c_int) -> Option<SockAddr> {
     let bound = kernel::own(fd).filter(|own| !own.address().is_unspecified());
     Some(bound.or_else(|| rdma::own(rsocket))?.with_port(0).in_family(tcp::family(fd)?))
@@ -517,7 +522,7 @@ fn disconnect(fd: c_int) {
     errno::keeping(|| unsafe { next_symbol::connect(fd, (&raw const nowhere).cast(), len) });
 }
 
-/// Returns the other end of the connection that `fd` makes to the listener, or -1 with `errno`.
+/// Connects `fd` to the listener. Returns the accepted end of the connection, or -1 with `errno`.
 fn connect_to(fd: c_int, listener: c_int) -> c_int {
     let Some(to) = kernel::own(listener) else { return -1 };
     let to = to.in_family(tcp::family(fd).unwrap_or(libc::AF_INET));

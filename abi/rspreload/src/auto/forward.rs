@@ -13,12 +13,12 @@ use crate::{next_symbol, rsocket, rsocket_abi, tcp};
 
 const BUFFER: usize = 64 << 10;
 
-/// Seconds of silence at the stand-in after which the kernel probes its other end, the program's:
-/// longer than the kernel keeps that end after every process has closed it (tcp_fin_timeout).
+/// Seconds of silence after which the kernel probes the program's end of a stand-in: longer than
+/// the kernel keeps an end that every process has closed (tcp_fin_timeout).
 const ORPHAN_TIMEOUT: c_int = 240;
 
-/// Bytes that a program may send after its peer has gone, if it does not read: then it sees the
-/// reset. More than the kernel can hold of data that the program sent before.
+/// Maximum number of bytes that a program may send after the rsocket has failed; more bytes cause a
+/// reset. Greater than the amount of earlier data that the kernel can hold.
 const MOST_IN_VAIN: usize = 16 << 20;
 
 /// The ends of a connection, as indexes.
@@ -41,13 +41,13 @@ pub struct Forward {
     pub index: usize,
     rsocket: c_int,
     stand_in: c_int,
-    /// The buffers of the pipes. Both are indexed by the end from which the data comes.
+    /// The buffers of `pipes`. Both arrays are indexed by the end from which the data comes.
     buffers: *mut [[u8; BUFFER]; 2],
     pipes: [Pipe; 2],
     /// The rsocket has failed. Data that has arrived over it still reaches the program.
     failed: bool,
-    /// Bytes that the program has sent since the failure. They are discarded, so that its sends do
-    /// not block and it goes on to read.
+    /// Bytes that the program has sent since the failure. These bytes are discarded, so that the
+    /// program does not block in a send and goes on to read.
     in_vain: usize,
 }
 
@@ -96,7 +96,7 @@ impl Forward {
         Some(Forward { index, rsocket, stand_in, buffers, pipes: Default::default(), failed: false, in_vain: 0 })
     }
 
-    /// The descriptors and the events to wait for, of the rsocket and of the stand-in. The
+    /// The descriptor and the events to wait for at each end: the rsocket, then the stand-in. A
     /// descriptor is -1 if no wait is needed.
     pub fn events(&self) -> [(c_int, c_short); 2] {
         [RSOCKET, STAND_IN].map(|end| {
@@ -114,10 +114,10 @@ impl Forward {
         })
     }
 
-    /// Whether an end is polled for errors while there is no data to move: the end of its stream
-    /// was passed on, the other direction is still open, and the process behind the end may be
-    /// gone. An error then ends the connection. In other cases the end is not polled, because an
-    /// error would be reported again and again.
+    /// Whether `end` is polled for errors while there is no data to move. True if the stream from
+    /// `end` is over and the stream to `end` is not: the process there may be gone, and an error
+    /// ends the connection. In other cases `end` is not polled, because an error would be reported
+    /// again and again.
     fn awaits_end(&self, end: usize) -> bool {
         self.pipes[end].shut && !self.pipes[1 - end].ended
     }
@@ -145,10 +145,10 @@ impl Forward {
         true
     }
 
-    /// Moves data that comes from an end. Does not wait, since one thread serves all connections.
-    /// MSG_DONTWAIT is needed: a program thread that still has the descriptor's old entry may
-    /// change the rsocket's O_NONBLOCK. Returns false if the program's end has failed, or has sent
-    /// more than [`MOST_IN_VAIN`] since the peer failed.
+    /// Moves data that comes from the end `from`. Does not wait, since one thread serves all
+    /// connections. MSG_DONTWAIT is needed: a program thread that still has the descriptor's old
+    /// entry may change the rsocket's O_NONBLOCK. Returns false if the program's end has failed, or
+    /// has sent more than [`MOST_IN_VAIN`] since the peer failed.
     fn step_pipe(&mut self, from: usize) -> bool {
         // SAFETY: the mapping belongs to this value, which is borrowed mutably.
         let buffer = unsafe { &mut (*self.buffers)[from] };
@@ -210,7 +210,7 @@ impl Forward {
         let _ = kernel::set(self.stand_in, (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT), &1);
     }
 
-    /// Ends the connection: by a reset, or in order. Returns false.
+    /// Ends the connection, by a reset or in order. Returns false, for [`Forward::step`] to return.
     fn finish(&mut self, by_reset: bool) -> bool {
         if by_reset {
             connections::leave(self.index);

@@ -1,5 +1,6 @@
-//! Socket options that only a kernel TCP connection supports. Setting one on an rsocket fails: the
-//! program would rely on an effect that its data does not get, such as encryption (kTLS).
+//! Socket options that only a kernel TCP connection supports. Setting such an option on an rsocket
+//! fails: otherwise the program would rely on an effect that its data does not get, such as
+//! encryption (kTLS).
 //!
 //! A socket that has such an option before it connects or listens stays TCP.
 
@@ -18,8 +19,8 @@ pub enum Purpose {
     /// and options that have no effect on TCP either.
     Hint,
     /// The option changes what the program's calls on a TCP socket do: encryption by the kernel,
-    /// ancillary data, the error queue. Any kernel TCP socket supports it, also one whose data is
-    /// forwarded.
+    /// ancillary data, the error queue. Any kernel TCP socket supports the option, including a
+    /// socket whose data is forwarded.
     Calls,
     /// The option decides where packets go, or which socket gets a connection.
     Route,
@@ -27,7 +28,7 @@ pub enum Purpose {
     Guard,
 }
 
-/// Options that are off with the value 0, which then need no effect (asm-generic/socket.h,
+/// Options that the value 0 switches off: setting 0 needs no support (asm-generic/socket.h,
 /// linux/in.h, linux/in6.h, linux/tcp.h).
 const SWITCHES: &[(c_int, &[c_int])] = &[
     // SO_DONTROUTE, SO_TIMESTAMP, SO_TIMESTAMPNS, SO_MARK, SO_TIMESTAMPING, SO_RXQ_OVFL,
@@ -89,7 +90,7 @@ fn has(list: &[(c_int, &[c_int])], level: c_int, name: c_int) -> bool {
     list.iter().any(|&(of, names)| of == level && names.contains(&name))
 }
 
-/// Returns what an option is for when it is switched on.
+/// Returns the purpose of an option that is switched on.
 fn purpose(level: c_int, name: c_int) -> Purpose {
     match level {
         SOL_RDMA | base::private::LEVEL => Purpose::Hint,
@@ -101,7 +102,8 @@ fn purpose(level: c_int, name: c_int) -> Purpose {
     }
 }
 
-/// Returns what setting an option to a value is for. Switching one of `SWITCHES` off is a hint.
+/// Returns the purpose of setting an option to a value: a hint if the value switches the option
+/// off.
 ///
 /// # Safety
 /// `value` is NULL or readable for `len` bytes.
@@ -122,26 +124,28 @@ pub unsafe fn purpose_of((level, name): (c_int, c_int), value: *const c_void, le
     if is_off { Purpose::Hint } else { purpose }
 }
 
-/// Returns the errno with which setting an option is refused: that of a kernel without the option.
-/// For TCP_ULP this is the errno of a missing module.
+/// Returns the errno with which setting an option fails, as in a kernel without the option. For
+/// TCP_ULP this is the errno of a missing module.
 pub fn refusal((level, name): (c_int, c_int)) -> c_int {
     if (level, name) == (IPPROTO_TCP, libc::TCP_ULP) { libc::ENOENT } else { libc::ENOPROTOOPT }
 }
 
-/// The sockets with an option that the kernel does not report, each as a part of its identifier. A
-/// later socket whose identifier has an equal part stays TCP, too.
+/// The sockets with an option that the kernel does not report, each recorded by the lower bits of
+/// its identifier. A later socket with equal lower bits stays TCP, too.
 static MARKED: Bits<1024> = zero();
 
 fn mark_of(fd: c_int) -> Option<usize> {
     tcp::identity(fd).map(|identity| (identity % (64 * 1024)) as usize)
 }
 
-/// Called when the program has set an option on a kernel socket: the socket stays TCP.
+/// Called when the program has set an option that rules out RDMA on a kernel socket: the socket
+/// stays TCP.
 pub fn remember(fd: c_int) {
     mark_of(fd).into_iter().for_each(|mark| MARKED.set(mark));
 }
 
-/// Whether a kernel socket has a filter, or an option that this process or an ancestor has set.
+/// Whether a kernel socket has a filter, or was [remembered](remember) by this process or an
+/// ancestor.
 pub fn are_set(fd: c_int) -> bool {
     mark_of(fd).is_some_and(|mark| MARKED.has(mark)) || has_filter(fd)
 }

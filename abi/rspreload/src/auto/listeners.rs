@@ -1,6 +1,6 @@
-//! Listeners: a TCP socket of the program, and rsockets that listen at the same port. For a
-//! connection that arrives at an rsocket, a *stand-in*, a TCP connection within the host, is
-//! connected to the program's socket, which accept(2) then returns.
+//! Listeners: a TCP socket of the program, and rsockets that listen at the same port. For each
+//! connection that arrives at an rsocket, the library connects a *stand-in*, a TCP connection
+//! within the host, to the program's socket; accept(2) then returns the stand-in.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
@@ -20,10 +20,10 @@ use crate::table::{self, Entry, Kind};
 use crate::thread::Lock;
 use crate::{config, epoll::members, errno, rsocket, rsocket_abi, tcp};
 
-/// The most listeners of a process, and the most addresses of a listener.
+/// Maximum number of listeners of a process, and of addresses of a listener.
 pub const MAX_LISTENERS: usize = 64;
 pub const MAX_ADDRESSES: usize = 16;
-/// The most stand-ins of a listener that wait for accept(2), whatever its backlog.
+/// Maximum number of a listener's stand-ins that wait for accept(2), whatever the backlog.
 pub const MAX_BACKLOG: c_int = 4096;
 
 const FREE: u32 = 0;
@@ -44,7 +44,7 @@ pub struct Listener {
     v6only: AtomicBool,
     /// The rsockets are closed for now, since there is no room for more RDMA connections.
     is_full: AtomicBool,
-    /// Descriptors plus one; 0 for none.
+    /// Descriptors plus one; 0 for an unused element.
     rsockets: [AtomicI32; MAX_ADDRESSES],
 }
 
@@ -56,8 +56,8 @@ fn of(entry: Entry) -> Option<&'static Listener> {
     LISTENERS.get(usize::try_from(entry.handle).ok()?)
 }
 
-/// Called after listen(2) on a socket without an entry: rsockets listen there as well, if no other
-/// process can have the socket.
+/// Called after listen(2) on a socket without an entry. Makes rsockets listen at its address as
+/// well, unless RDMA is ruled out, for example because another process may have the socket.
 pub fn add(fd: c_int, backlog: c_int) {
     let Some(own) = kernel::own(fd) else { return };
     if !route::is_candidate(fd, own.family()) {
@@ -100,14 +100,14 @@ fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
 }
 
 impl Listener {
-    /// Makes the rsockets, with the options of the program's socket `fd`, if given.
+    /// Makes the rsockets, with the options of the program's socket if `fd` is given.
     fn open(&self, fd: Option<c_int>) -> Result<(), Reason> {
         let own = self.own.load().ok_or(Reason::Busy)?;
         if !own.address().is_unspecified() {
             Reason::NoDevice.unless(route::is_rdma(&own))?;
             return self.open_at(fd, &own);
         }
-        // One rsocket for all addresses, unless a device can't share its ports with TCP.
+        // Use one rsocket for all addresses, unless a device can't share its ports with TCP.
         if self.open_at(fd, &own).is_ok() {
             return Ok(());
         }
@@ -160,9 +160,9 @@ impl Listener {
         self.rsockets.iter().map(|slot| slot.load(SeqCst) - 1).filter(|&rsocket| rsocket >= 0)
     }
 
-    /// The address to which the stand-in of a connection is sent: the program's address, or the
-    /// local address of the connection if that is a wildcard. Never a loopback address: a program
-    /// without this library that got the stand-in would trust its peer.
+    /// The address to which the stand-in of a connection is sent: the listener's address, or the
+    /// connection's local address if the listener's is a wildcard. Never a loopback address: a
+    /// program without this library that got the stand-in might trust its peer.
     fn stand_in_address(&self, rsocket: c_int) -> Option<SockAddr> {
         let own = self.own.load()?;
         if own.address().is_unspecified() {
@@ -186,7 +186,8 @@ impl Listener {
     }
 
     /// Closes the rsockets if there is no room for RDMA connections, so that clients use TCP;
-    /// reopens them later. Called before each handshake answer.
+    /// reopens the rsockets when there is room again. Called before each poll, during which
+    /// handshakes are answered.
     pub fn admit(&self) {
         let was_full = self.is_full.load(SeqCst);
         if connections::has_room(was_full) != was_full {
@@ -209,8 +210,8 @@ impl Listener {
         self.own.load().map_or(0, |own| own.port())
     }
 
-    /// Whether another stand-in may be sent within the backlog. `waiting` has the listener port of
-    /// each stand-in that waits.
+    /// Whether another stand-in may be sent within the backlog. `waiting` yields the listener port
+    /// of each stand-in that waits.
     pub fn has_room(&self, waiting: impl Iterator<Item = u16>) -> bool {
         let port = self.port();
         waiting.filter(|&waits| waits == port).count() < max_stand_ins(self.backlog.load(SeqCst))
@@ -224,8 +225,8 @@ impl Listener {
             is_open && self.has_room(thread::waiting_stand_ins()) && connections::has_room(false)
         };
         let error = self.send_stand_ins(rsocket, may_more);
-        // With any other error the rsocket will never accept again: after a change of the user or
-        // of the root folder, perhaps no event channel can be opened.
+        // With any other error the rsocket will never accept again: for example, no event channel
+        // can be opened after a change of the user or of the root directory.
         let passes = [EAGAIN, EINTR, ECONNABORTED, EMFILE, ENFILE, ENOBUFS, ENOMEM];
         if error != 0 && !passes.contains(&error) {
             self.listen_by_tcp_only(Reason::Failed(error));
@@ -247,7 +248,7 @@ impl Listener {
 
     /// Sends the stand-ins of the last connections, before the rsockets are closed. Waits for
     /// handshakes that have been answered, since their peers may already be connected. Meanwhile
-    /// other listeners wait, for at most as long as a client does by default.
+    /// other listeners wait, at most for the time that a client waits by default.
     fn send_last_stand_ins(&self) {
         let end = Deadline::after(config::DEFAULT_TIMEOUT);
         loop {
@@ -265,8 +266,8 @@ impl Listener {
         }
     }
 
-    /// Accepts connections from an rsocket and sends their stand-ins, while `may_more`. Returns the
-    /// errno of accept, or 0 if `may_more` has returned false.
+    /// Accepts connections from an rsocket and sends their stand-ins, while `may_more` returns
+    /// true. Returns the errno of accept, or 0 if `may_more` has returned false.
     fn send_stand_ins(&self, rsocket: c_int, may_more: impl Fn() -> bool) -> c_int {
         while may_more() {
             let new = rdma::accept(rsocket);
@@ -282,7 +283,8 @@ impl Listener {
     }
 }
 
-/// The most stand-ins that may wait for accept(2): as with TCP, one more than the backlog.
+/// Maximum number of stand-ins that may wait for accept(2): as with TCP, one more than the backlog;
+/// at most [`MAX_BACKLOG`].
 fn max_stand_ins(backlog: c_int) -> usize {
     (if (0..MAX_BACKLOG).contains(&backlog) { backlog + 1 } else { MAX_BACKLOG }) as usize
 }
@@ -299,13 +301,14 @@ pub fn hold(entry: Entry) {
     }
 }
 
-/// Called when a connection that was accepted at a port is used in a way that RDMA does not suit:
-/// the listeners at the port are TCP only from now on.
+/// Called when a connection that was accepted at a port is used in a way for which RDMA is
+/// unsuitable: makes the listeners at the port TCP only.
 pub fn learn(port: u16, reason: Reason) {
     listen_by_tcp_only(reason, |listener| listener.port() == port);
 }
 
-/// Called when a stand-in that was sent to a port was refused.
+/// Called when a stand-in that was sent to a port was refused: closes the rsockets of listeners
+/// there that have been shut down.
 pub fn stand_in_refused(port: u16) {
     let _held = ACCEPTING.hold();
     open().filter(|listener| listener.port() == port).for_each(Listener::close_if_stopped);
@@ -333,14 +336,14 @@ pub fn release(entry: Entry) {
     let Some(listener) = of(entry) else { return };
     let is_last = listener.fd_count.fetch_sub(1, SeqCst) == 1;
     if is_last && listener.state.compare_exchange(OPEN, CLAIMED, SeqCst, SeqCst).is_ok() {
-        // Closed at once, since the program may listen at the port again.
+        // Close the rsockets at once, since the program may listen at the port again.
         stop(entry);
         listener.state.store(FREE, SeqCst);
     }
 }
 
-/// Closes the rsockets of a listener that stops, by shutdown(2) for example. listen(2) does not
-/// make them again.
+/// Closes the rsockets of a listener that stops, by shutdown(2) for example. A later listen(2) does
+/// not reopen the rsockets.
 pub fn stop(entry: Entry) {
     let Some(listener) = of(entry) else { return };
     let held = ACCEPTING.hold();
@@ -358,7 +361,7 @@ pub fn set_backlog(entry: Entry, backlog: c_int) {
     }
 }
 
-/// Makes a listener TCP only. The program is about to set an option that affects which connections
+/// Makes a listener TCP only. Called when the program sets an option that affects which connections
 /// or stand-ins the socket gets, or passes the socket to a process that may not have this library.
 pub fn leave_to_kernel(entry: Entry, reason: Reason) {
     if let Some(listener) = of(entry) {

@@ -12,7 +12,7 @@ use crate::sockets::{AtomicName, SockAddr, kernel, rdma};
 use crate::table::Growing;
 use crate::{config, errno, open_fds};
 
-// The log line of each connection: its transport, and the reason for it.
+// The log line of each connection: its transport, and the reason for this transport.
 
 /// Defines `Reason`: why a connection or a listener uses RDMA or TCP, with the text of the log.
 macro_rules! reasons {
@@ -154,13 +154,13 @@ pub fn problems() {
 }
 
 // The log line when a TCP connection is closed: the bytes of both directions, or that the socket
-// was never connected. Librdmacm logs the bytes of rsockets.
+// was never connected. The bytes of rsockets are logged by librdmacm.
 
 /// Whether this process, or an ancestor before fork(2), has logged a TCP connection.
 static LOGGED: AtomicBool = AtomicBool::new(false);
 
-/// By descriptor: the peer of a TCP connection, which the kernel no longer reports when both ends
-/// have shut down, or if no connection was established.
+/// For each descriptor, the peer of its TCP connection. The kernel does not report the peer once
+/// both ends have shut down, or if no connection was established.
 static PEERS: Growing<AtomicName> = Growing::new();
 
 /// Called before a kernel descriptor is closed. Logs the connection.
@@ -192,8 +192,8 @@ fn report(fd: c_int) {
     }
 }
 
-/// Returns the `tcp_info` of a TCP socket that does not listen. `None` for other descriptors, and
-/// where the kernel's structure is shorter.
+/// Returns the `tcp_info` of a TCP socket that does not listen. Returns `None` for other
+/// descriptors, and if the kernel's structure is shorter.
 fn info(fd: c_int) -> Option<[u8; sock_diag::TCP_INFO]> {
     let (info, len) = kernel::get::<[u8; sock_diag::TCP_INFO]>(fd, (libc::IPPROTO_TCP, libc::TCP_INFO))?;
     (len >= info.len() && info[0] != sock_diag::LISTEN).then_some(info)

@@ -54,11 +54,11 @@ fn reset(rsocket: c_int) {
     });
 }
 
-// Descriptors that will be used by calls that this library does not intercept: those of another
-// process to which they are passed (SCM_RIGHTS), and the C library's own (stdio).
+// Descriptors that will be used by calls that this library does not intercept: calls of another
+// process to which the descriptors are passed (SCM_RIGHTS), and the C library's own calls (stdio).
 //
-// The data of an RDMA connection is forwarded from then on ([`super::forward`]), so that its
-// descriptor is a kernel TCP socket for every use.
+// The library first starts to forward the data of an RDMA connection ([`super::forward`]); the
+// descriptor is then a kernel TCP socket for every use.
 
 /// Returns the entry of a descriptor, after ending its attempt if there is one. A child of vfork(2)
 /// cannot end its parent's attempt.
@@ -71,8 +71,9 @@ fn settled(fd: c_int) -> Option<Entry> {
     }
 }
 
-/// Makes a descriptor usable by calls that are not intercepted. Fails for rsockets that are not of
-/// automatic mode, which have no kernel socket, and if a connection cannot be forwarded.
+/// Makes a descriptor usable by calls that are not intercepted. Fails with EOPNOTSUPP for an
+/// rsocket of another mode, which has no kernel socket, and with ENOBUFS if the connection cannot
+/// be forwarded.
 pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
     let Some(entry) = settled(fd) else { return Ok(()) };
     errno::keeping(|| match entry.kind {
@@ -92,7 +93,7 @@ pub fn leave_to_kernel(fd: c_int) -> Result<(), c_int> {
 }
 
 /// Called before a program is executed with a descriptor. The data of an RDMA connection is
-/// forwarded from now on; the program gets a listener as it is.
+/// forwarded from now on; a listener is left as it is.
 pub fn give_to_program(fd: c_int) {
     let Some(entry) = settled(fd) else { return };
     errno::keeping(|| match entry.kind {
@@ -113,8 +114,8 @@ pub fn loses_cloexec(fd: c_int) {
     }
 }
 
-/// Called before sendmsg(2): makes the descriptors that it passes usable in another process.
-/// Returns the errno with which sendmsg(2) is to fail.
+/// Called before sendmsg(2): makes the descriptors that it passes usable in another process. Fails
+/// with the errno for sendmsg(2).
 ///
 /// # Safety
 /// `message` is NULL or valid for sendmsg(2).

@@ -32,8 +32,8 @@ pub fn has_kernel_option(fd: c_int) -> bool {
     READABLE_OPTIONS.into_iter().any(is_on) || kernel_options::are_set(fd) || waits_for_more() || tcp::is_signalled(fd)
 }
 
-/// Whether [`has_kernel_option`] reads an option from the kernel, so that the program may switch it
-/// off again. IP_TRANSPARENT has a name for IPv6, too.
+/// Whether [`has_kernel_option`] reads an option's current value from the kernel: the option rules
+/// out RDMA only until the program switches it off. IP_TRANSPARENT has a name for IPv6, too.
 pub fn is_readable_option(level: c_int, name: c_int) -> bool {
     READABLE_OPTIONS.contains(&(level, name)) || (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
 }
@@ -41,7 +41,8 @@ pub fn is_readable_option(level: c_int, name: c_int) -> bool {
 const READABLE_OPTIONS: [(c_int, c_int); 3] =
     [(SOL_SOCKET, SO_BINDTODEVICE), (SOL_SOCKET, SO_MARK), (IPPROTO_IP, libc::IP_TRANSPARENT)];
 
-/// The local address to which the program has bound the socket, or `None` if it has not.
+/// The local address to which the program has bound the socket, or `None` if the socket is not
+/// bound.
 pub fn bound(fd: c_int) -> Option<SockAddr> {
     kernel::own(fd).filter(|own| own.port() != 0 || !own.address().is_unspecified())
 }
@@ -53,15 +54,15 @@ fn source(to: &SockAddr) -> Option<SockAddr> {
     if udp < 0 {
         return None;
     }
-    // Any port but 0. The kernel accepts 0, too, but this is undocumented.
+    // Use any port but 0. The kernel accepts port 0, too, but this is undocumented.
     let to = if to.port() == 0 { to.with_port(1) } else { *to };
     let own = if kernel::connect(udp, &to) == 0 { kernel::own(udp) } else { None };
     next_symbol::close(udp);
     own
 }
 
-/// Whether rsockets can listen at a local address beside TCP. Connections from the address need
-/// this to use RDMA, too.
+/// Whether rsockets can listen at a local address beside TCP. This is also required of the local
+/// address of an RDMA connection that the host makes.
 pub fn is_rdma(own: &SockAddr) -> bool {
     let fact = |shares| Fact::Local(own.address(), shares);
     let known = [true, false].into_iter().find(|&shares| is_known(fact(shares)));
@@ -111,7 +112,8 @@ pub fn copy_early_options(fd: c_int, rsocket: c_int) {
 /// Calls `set` with each early option that the program has set, as level, name, and the value for
 /// an rsocket.
 fn for_early_options(fd: c_int, mut set: impl FnMut(c_int, c_int, c_int)) {
-    /// Which of the two buffer sizes the program has set (linux/socket.h, since Linux 5.15).
+    /// A bit for each of the two buffer sizes that the program has set (linux/socket.h, since Linux
+    /// 5.15).
     const SO_BUF_LOCK: c_int = 72;
     let locked = tcp::int(fd, SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
     for (bit, name) in [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)] {
@@ -140,8 +142,8 @@ pub enum Fact {
     Beyond(IpAddr),
     /// Whether rsockets can listen at a local address, beside TCP.
     Local(IpAddr, bool),
-    /// A child of a command has used the connection that its parent had made. The command is a hash
-    /// of its words.
+    /// A child of a command has used the connection that its parent had made. The command is given
+    /// as a hash of its command line.
     UsedByChild(u64),
 }
 
@@ -225,15 +227,17 @@ fn words_for(fact: Fact, hash: u64) -> impl Iterator<Item = &'static AtomicU64> 
 fn shared() -> Option<&'static [AtomicU64; MAX_REMEMBERED]> {
     if SHARED.load(Ordering::Acquire).is_null() {
         let new = errno::keeping(map).map_or(ptr::from_ref(&WORDS).cast_mut().cast(), NonNull::as_ptr);
-        // If several threads do this at once, all mappings but one are lost, which does no harm.
+        // If several threads map the file at once, all mappings but one are leaked, which does no
+        // harm.
         SHARED.store(new, Ordering::Release);
     }
     // SAFETY: `SHARED` is a mapping of this length, or `WORDS`; neither is ever freed.
     unsafe { SHARED.load(Ordering::Acquire).cast::<[AtomicU64; MAX_REMEMBERED]>().as_ref() }
 }
 
-/// Maps a file for this user and network namespace that only the user can have made and can write.
-/// Its blocks are allocated: touching a hole of a full file system would end the process (SIGBUS).
+/// Maps the file of this user and network namespace, which only the user can have created and can
+/// write. Allocates the file's blocks first: touching a hole would end the process (SIGBUS) if the
+/// file system is full.
 fn map() -> Option<NonNull<AtomicU64>> {
     const SIZE: usize = size_of::<[AtomicU64; MAX_REMEMBERED]>();
     let mut path = [0_u8; 80];
@@ -257,19 +261,20 @@ fn map() -> Option<NonNull<AtomicU64>> {
 }
 
 fn second() -> u64 {
-    // Plus one, since the clock starts at 0, and a word of 0 is empty.
+    // Add one, since the clock starts at 0, and a word of 0 is empty.
     (process::now() / 1_000_000_000) as u64 + 1
 }
 
-/// Whether a word has not expired at `now`, in a clock that wraps around. The time left must not
-/// exceed [`longest`]: half a turn after a word has expired, its second would be ahead again.
+/// Whether a word has not expired at `now`, on a clock that wraps around. The time left must not
+/// exceed [`longest`]: half a turn of the clock after a word has expired, its second would seem to
+/// lie ahead again.
 fn is_current(word: u64, now: u64) -> bool {
     let left = (word & TIME).wrapping_sub(now) & TIME;
     word != 0 && (1..=longest(word & OF_COMMAND != 0)).contains(&left)
 }
 
-/// How long a fact is remembered, in seconds: as configured, but three weeks for commands, since
-/// finding out again would cost a connection.
+/// The time for which a fact is remembered, in seconds, as configured. Commands are remembered for
+/// three weeks unless the configured time is 0, since finding out again would cost a connection.
 fn longest(is_of_command: bool) -> u64 {
     match (config::remember() as u64).min(TIME / 2) {
         1.. if is_of_command => 21 * 24 * 3600,
@@ -284,7 +289,7 @@ pub fn is_known(fact: Fact) -> bool {
     words.any(|word| word >> HASH_SHIFT == hash >> HASH_SHIFT && is_current(word, now))
 }
 
-/// Remembers a fact for as long as the configuration says.
+/// Remembers a fact for the time that `longest` returns.
 pub fn remember(fact: Fact) {
     remember_for(TIME, fact);
 }

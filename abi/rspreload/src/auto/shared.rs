@@ -1,5 +1,5 @@
-//! What a family of processes (a process and its forked descendants) knows of its connections, in
-//! memory that children of fork(2) share.
+//! Memory that a family of processes (a process and its forked descendants) shares: a slot for each
+//! RDMA connection that has a stand-in.
 
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,18 +15,18 @@ use crate::memory::{Once, plain};
 use crate::sockets::{AtomicName, SockAddr, kernel};
 use crate::{errno, next_symbol, process};
 
-/// The most connections of a family of processes that have stand-ins.
+/// Maximum number of connections with stand-ins in a family of processes.
 pub const MAX_SLOTS: usize = 1 << 14;
-/// How many slots there are for stand-ins of one port.
+/// Number of slots for stand-ins of one port.
 const PLACES: usize = 16;
 
 /// Mask for the stand-in's state.
 const STATE: u32 = 3;
-/// There is no stand-in yet, or none any more.
+/// The slot has no stand-in, or its stand-in was withdrawn.
 const NO_STAND_IN: u32 = 0;
 /// The stand-in has been sent to a listener, and waits for accept(2).
 const SENT: u32 = 1;
-/// The stand-in has been accepted, or belongs to a socket that was connected.
+/// The stand-in has been accepted, or is that of a connection made by connect(2).
 const TAKEN: u32 = 2;
 
 /// A process other than the owner uses the connection: the owner is to forward its data.
@@ -42,21 +42,21 @@ const GENERATION: u32 = 32;
 /// What another process does with a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
-    /// It uses a connection that its parent has accepted or made.
+    /// Uses a connection that its parent has accepted or made.
     Inherited = 0,
-    /// It has accepted the connection.
+    /// Has accepted the connection.
     Accepted = 8,
-    /// It is about to execute a program.
+    /// Is about to execute a program with the connection.
     Executed = 16,
 }
 
 /// The slot of a connection.
 pub struct Slot {
-    /// The state of the stand-in, [`WANTED`], [`Use`], and the generation: one word, so that
-    /// another process changes the connection that it has read, or nothing.
+    /// The state of the stand-in, [`WANTED`], [`Use`], and the generation. They share one word, so
+    /// that another process's change fails if the slot has a later connection by then.
     word: AtomicU32,
-    /// The process that has the rsocket, 0 for a free slot. A slot is claimed by changing this word
-    /// alone, so that the slot of a process that has died can always be recognized.
+    /// The process that has the rsocket, or 0 if the slot is free. A slot is claimed by changing
+    /// this word alone, so that the slot of a process that has died can always be recognized.
     owner: AtomicI32,
     /// The descriptor of the socket that wakes the owner's thread, which the owner's children
     /// inherit, and the socket's inode.
@@ -73,12 +73,12 @@ plain! { Slot }
 
 static SLOTS: Once<[Slot; MAX_SLOTS]> = Once::new();
 
-/// Makes the memory, before the first connection. Returns false if there is not enough.
+/// Maps the memory if this has not been done yet. Returns false if there is not enough memory.
 pub fn prepare() -> bool {
     SLOTS.get_or_make(libc::MAP_SHARED, |_| ()).is_some()
 }
 
-/// Whether stand-ins may exist: the memory has been made.
+/// Whether stand-ins may exist: the memory has been mapped.
 #[inline(always)]
 pub fn is_used() -> bool {
     SLOTS.exists()
@@ -90,8 +90,9 @@ pub fn has_ended(process: c_int) -> bool {
     unsafe { libc::kill(process, 0) != 0 && errno::get() == libc::ESRCH }
 }
 
-/// The slots for stand-ins of a port: a group that other ports share. The kernel assigns ports in
-/// sequence, or every second one; the multiplication by the golden ratio spreads them.
+/// The indexes of the slots for stand-ins of a port: a group that other ports share. The kernel
+/// assigns every port in sequence, or every second one; the multiplication by the golden ratio
+/// spreads the ports over the groups.
 fn indexes(port: u16) -> impl Iterator<Item = usize> + Clone {
     const GROUPS: usize = MAX_SLOTS / PLACES;
     let group = (u32::from(port).wrapping_mul(0x9E37_79B9) >> (u32::BITS - GROUPS.ilog2())) as usize;
@@ -105,8 +106,9 @@ pub fn slot(index: usize) -> Option<&'static Slot> {
 
 /// Takes a slot for a connection. `stand_in` is the local address of its stand-in at the owner's
 /// end, `names` are the peer's and the local address, `wake` is the owner's wake-up socket and its
-/// inode. Returns `None` if all slots for the stand-in's port are taken. A stand-in without a
-/// listener (port 0) needs no accept(2), is not looked for by its port, and gets any slot.
+/// inode. Returns the slot's index, or `None` if all slots for the stand-in's port are taken. A
+/// stand-in without a listener (port 0) needs no accept(2), is not looked up by its port, and gets
+/// any slot.
 pub fn claim(
     stand_in: &SockAddr,
     listener_port: u16,
@@ -169,7 +171,7 @@ impl Slot {
         self.word.fetch_update(SeqCst, SeqCst, change).ok()
     }
 
-    /// Begins the slot's next connection, or leaves it free: without a stand-in, and not wanted.
+    /// Increments the generation, and clears the state, [`WANTED`] and [`Use`].
     fn begin_generation(&self) {
         self.change(|word| Some((word & !(GENERATION - 1)).wrapping_add(GENERATION)));
     }
@@ -183,14 +185,14 @@ impl Slot {
         self.word.load(SeqCst) & STATE == SENT
     }
 
-    /// Gives the stand-in of a connection the state `next` if it waits for accept(2). Returns
-    /// whether it did.
+    /// Changes the stand-in's state to `next`. Returns false, without a change, if the slot has
+    /// another generation, or the stand-in does not wait for accept(2).
     fn leave_sent(&self, generation: u32, next: u32) -> bool {
         let waits = |word| word & STATE == SENT && generation_of(word) == generation;
         self.change(|word| waits(word).then_some(word & !STATE | next)).is_some()
     }
 
-    /// The port of the listener to which the stand-in was sent, 0 if there was none.
+    /// The port of the listener to which the stand-in was sent, or 0 if there was no listener.
     pub fn listener_port(&self) -> u16 {
         self.listener_port.load(SeqCst) as u16
     }
@@ -212,7 +214,7 @@ impl Slot {
         self.owner.load(SeqCst) == process::this()
     }
 
-    /// The 16 bits that tell the connection from those that have had the slot before.
+    /// The 16 bits that distinguish the connection from earlier connections of the slot.
     pub fn generation(&self) -> u32 {
         generation_of(self.word.load(SeqCst))
     }
@@ -222,8 +224,8 @@ impl Slot {
         self.word.load(SeqCst) & WANTED != 0
     }
 
-    /// Why the connection's listener is to be TCP only: another process has accepted the
-    /// connection, or executes a program with it. `None` otherwise.
+    /// The reason to make the connection's listener TCP only: another process has accepted the
+    /// connection, or executes a program with it. `None` if neither has happened.
     pub fn unsuitable_use(&self) -> Option<Reason> {
         match self.word.load(SeqCst) & USE {
             0 => None,
@@ -233,7 +235,8 @@ impl Slot {
     }
 }
 
-/// Tells the owner to forward the data of a connection from now on, if the slot still has it.
+/// Tells the owner to forward the data of a connection from now on, if the slot still has this
+/// generation.
 pub fn want(index: usize, generation: u32, how: Use) {
     let Some(slot) = slot(index) else { return };
     let set = WANTED | how as u32;
@@ -269,8 +272,8 @@ pub fn wake(fd: c_int, inode: u64, index: u32) {
 // Whether a process has accepted a TCP connection within this host (sock_diag(7)). An end that
 // waits for accept(2), or that every process has closed, belongs to no file: its inode is 0.
 
-/// Whether the kernel reports its TCP sockets: it finds the one that listens at `own`. Without
-/// tcp_diag, a request fails as for a socket that does not exist.
+/// Whether the kernel reports TCP sockets, tested with the one that listens at `own`. Without
+/// tcp_diag, the request fails as for a socket that does not exist.
 pub fn tells(own: &SockAddr) -> bool {
     let at = match (own.address().is_unspecified(), own.address()) {
         (true, IpAddr::V4(_)) => SockAddr::new(Ipv4Addr::LOCALHOST.into(), own.port()),
@@ -311,8 +314,8 @@ fn request(local: &SockAddr, remote: &SockAddr) -> [u8; sock_diag::REQUEST] {
     // The socket may be in any state.
     let mut request = sock_diag::request(family, NLM_F_REQUEST, u32::MAX, 0);
     let mut put = |at: usize, bytes: &[u8]| request[SOCKET_ID + at..][..bytes.len()].copy_from_slice(bytes);
-    // The ports, the addresses, the interface; and no cookie, since any socket with these addresses
-    // is asked for.
+    // Set the ports, the addresses, the interface, and the value for no cookie, since any socket
+    // with these addresses is wanted.
     put(0, &local.port().to_be_bytes());
     put(2, &remote.port().to_be_bytes());
     for (at, name) in [(4, local), (20, remote)] {

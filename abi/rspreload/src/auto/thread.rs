@@ -1,6 +1,6 @@
-//! The thread of automatic mode: it makes the attempts of non-blocking sockets, accepts rsockets,
-//! sends stand-ins (local connections that make accept(2) report RDMA connections), and forwards
-//! data. It starts when it is first needed, and runs until the process ends.
+//! The thread of automatic mode: it completes the attempts of non-blocking sockets, accepts
+//! rsockets, sends stand-ins (local connections that make accept(2) report RDMA connections), and
+//! forwards data. It starts when it is first needed, and runs until the process ends.
 
 use core::ffi::{c_int, c_short, c_void};
 use core::ptr;
@@ -33,7 +33,7 @@ static WAKE: WakeSockets = zero();
 /// children are checked: a child that has closed all descriptors can't wake the thread.
 const LOOK_EVERY: c_int = 1_000;
 
-/// The pause after a failure of poll(2), in milliseconds.
+/// The pause before retrying after a failure, in milliseconds.
 const AFTER_A_FAILURE: c_int = 100;
 
 /// Starts the thread, or wakes it. Returns false if it cannot be started.
@@ -51,7 +51,8 @@ pub fn wake() -> bool {
     started
 }
 
-/// Returns the socket that wakes the thread, and its inode, after making it if there is none.
+/// Returns the socket by which the thread is woken, and its inode. Makes the socket if there is
+/// none. Returns `None` with `errno` on failure.
 pub fn wake_socket() -> Option<(c_int, u64)> {
     WAKE.made()
 }
@@ -78,27 +79,27 @@ pub fn watch(index: usize, stand_in: c_int) {
     errno::keeping(|| sockets::epoll_ctl(WAKE.stand_ins(), EPOLL_CTL_ADD, stand_in, Some(event)));
 }
 
-/// In a child of fork(2), which does not have the parent's thread.
+/// Called in a child of fork(2), which does not have the parent's thread.
 pub fn in_child() {
     RUNNING.store(false, SeqCst);
     WAKE.in_child();
 }
 
-/// What a descriptor is polled for.
+/// The purpose for which a descriptor is polled.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 enum Purpose {
     Wake = 0,
     /// The epoll instance of the stand-ins.
     StandIns,
-    /// The rsocket of an attempt, which has this ticket.
+    /// The rsocket of the attempt with this ticket.
     Attempt(c_int),
     Listener,
     /// One of the two descriptors of the forward with this index.
     Forward(u16),
 }
 
-/// The most descriptors that are polled at a time.
+/// Maximum number of descriptors that are polled at a time.
 const MAX_FDS: usize = 2 + MAX_ATTEMPTS + MAX_LISTENERS * MAX_ADDRESSES + 2 * MAX_SLOTS;
 
 /// The descriptors that are polled, and their purposes: the first `count` elements of each.
@@ -127,7 +128,7 @@ impl Polled {
 struct Thread {
     polled: &'static mut Polled,
     forwards: Forwards,
-    /// When all connections are checked again.
+    /// The time at which all connections are checked again.
     look: Deadline,
 }
 
@@ -165,8 +166,8 @@ fn end_attempts() {
 }
 
 impl Thread {
-    /// Forwards the connection of an index if another process uses it. Its listener may become TCP
-    /// only.
+    /// Starts forwarding the connection of an index if another process needs this. Makes the
+    /// connection's listener TCP only if the use is unsuitable for RDMA.
     fn attend(&mut self, index: usize) {
         let Some(slot) = shared::slot(index).filter(|slot| slot.is_wanted() && connections::rsocket(index) >= 0) else {
             return;
@@ -231,7 +232,7 @@ impl Thread {
         }
     }
 
-    /// Reads the indexes of connections that other processes use.
+    /// Reads the indexes that were sent to the thread, and attends to their connections.
     fn read_indexes(&mut self, fd: c_int) {
         let mut bytes = [0; 64 * size_of::<u32>()];
         let count = usize::try_from(sockets::read(fd, &mut bytes)).unwrap_or(0);
@@ -289,11 +290,13 @@ fn handle_stand_ins(epfd: c_int) {
 /// Handles an event at a stand-in.
 fn handle_stand_in(index: usize, slot: &Slot, events: c_int) {
     if slot.is_sent() {
-        // Refused, or accepted by a process without this library, which has sent data.
+        // Without an error, a process without this library has accepted the stand-in and has sent
+        // data. With an error, the stand-in was refused.
         if events & (EPOLLHUP | EPOLLERR) == 0 {
             lose_stand_in(index);
         } else {
-            // The listener stops first, if it was shut down: the client may try again at once.
+            // If the listener was shut down, close its rsockets first: the client may try again at
+            // once.
             listeners::stand_in_refused(slot.listener_port());
             withdraw(index, slot);
         }
@@ -306,7 +309,8 @@ fn handle_stand_in(index: usize, slot: &Slot, events: c_int) {
     }
 }
 
-/// Ends the connection of a stand-in if it waits for accept(2). Returns whether it did.
+/// Resets the connection of a stand-in that waits for accept(2). Returns false if the stand-in does
+/// not wait.
 fn withdraw(index: usize, slot: &Slot) -> bool {
     let withdrawn = slot.withdraw();
     if withdrawn {
@@ -376,12 +380,12 @@ impl WakeSockets {
         self.sender()
     }
 
-    /// The epoll instance, -1 for none.
+    /// The epoll instance, or -1 if there is none.
     fn stand_ins(&self) -> c_int {
         self.stand_ins.load(SeqCst) - 1
     }
 
-    /// The socket from which the thread reads, -1 for none.
+    /// The socket from which the thread reads, or -1 if there is none.
     fn receiver(&self) -> c_int {
         self.ends[0].load(SeqCst) - 1
     }

@@ -4,9 +4,9 @@
 //! word, and accepts the peer's rsocket. The connecting end reads the word and connects an rsocket.
 //!
 //! Anyone can connect an rsocket while a process listens. Our connecting end uses the address and
-//! the port of the TCP connection. rdma-core's uses any port, and so does ours if that port is
-//! taken: then only the host must match. The peer shuts down the TCP connection once its rsocket is
-//! connected, and the accepting end waits for this, too.
+//! the port of the TCP connection. rdma-core's connecting end uses any port, and so does ours if
+//! that port is taken: in these cases only the host must match. The peer shuts down the TCP
+//! connection once its rsocket is connected, and the accepting end waits for this, too.
 
 use core::ffi::c_int;
 
@@ -71,7 +71,7 @@ fn hears_word(tcp: c_int) -> Result<bool, c_int> {
 fn connect(tcp: c_int) -> Outcome {
     let (Some(peer), Some(own)) = (kernel::peer(tcp), kernel::own(tcp)) else { return Outcome::Tcp };
     if !tcp::shares_port(&own) {
-        // The bytes are data: no rsocket listens at this address.
+        // The bytes are taken for data: rsockets cannot share ports with TCP at this end's address.
         return Outcome::Tcp;
     }
     let rsocket = tcp::make_rsocket(&peer, |rsocket| {
@@ -95,17 +95,17 @@ fn drop_word(tcp: c_int) -> Outcome {
 
 // The accepting end.
 
-/// How long the peer may take to answer the word, in milliseconds. A waiting peer answers at once.
-/// A silent one delays the caller, and other connections that want to listen at the address.
+/// Maximum time for the peer to answer the word, in milliseconds. A waiting peer answers at once. A
+/// silent peer delays the caller, and other connections that want to listen at the address.
 const ANSWER_TIMEOUT: c_int = 2_000;
 
-/// How long the rsocket may take to arrive after the peer has ended TCP, in milliseconds.
+/// Maximum time for the rsocket to arrive after the peer has shut down TCP, in milliseconds.
 const END_TIMEOUT: c_int = 1_000;
 
 /// Time between two attempts to listen, in milliseconds.
 const RETRY_DELAY: c_int = 10;
 
-/// More than one, so that a stranger's rsocket does not keep the peer out.
+/// The listener's backlog: more than one, so that a stranger's rsocket does not keep the peer out.
 const BACKLOG: c_int = 16;
 
 /// Decides what an accepted socket becomes.
@@ -125,9 +125,9 @@ pub fn accept(tcp: c_int) -> Outcome {
     rsocket.map_or(Outcome::Tcp, Outcome::Rsocket)
 }
 
-/// Listens at the local address of a connection, as long as its peer is silent. Returns the
-/// listener, or `None` if there is none. Threads and processes take turns, because an address can
-/// have one listener.
+/// Listens at the local address of a connection. Returns the listener, or `None` if listening fails
+/// or the peer sends something first. Threads and processes take turns, because an address can have
+/// one listener.
 fn listen(tcp: c_int, own: &SockAddr) -> Option<c_int> {
     let end = Deadline::after(HANDSHAKE_TIMEOUT);
     loop {
@@ -151,7 +151,8 @@ fn listen(tcp: c_int, own: &SockAddr) -> Option<c_int> {
 struct Arrivals {
     listener: c_int,
     peer: SockAddr,
-    /// The latest rsocket from the peer's host, or the one from the peer's port. -1 for none.
+    /// The latest rsocket from the peer's host, or the one from the peer's port; -1 before the
+    /// first.
     rsocket: c_int,
     /// `rsocket` comes from the peer's port.
     is_exact: bool,
