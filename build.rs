@@ -1,4 +1,5 @@
-//! Rust types of the kernel's RDMA user interface, from the headers of this machine (linux-libc-dev, libibverbs-dev).
+//! Generates Rust types of the kernel's RDMA user interface, and of libibverbs structures, from the
+//! headers of this machine (linux-libc-dev, libibverbs-dev).
 
 use std::{env, error::Error, path::PathBuf};
 

@@ -1,7 +1,7 @@
 //! The error type of the library: an errno value.
 //!
-//! All fallible functions return [`Result`]. Only `report.rs` of `abi/rdmacm` converts an [`Errno`]
-//! to the return value -1 (or NULL) and `errno`, for the C entry points.
+//! Nearly all fallible functions return [`Result`]. Only `report.rs` of `abi/rdmacm` converts an
+//! [`Errno`] to the return value -1 (or NULL) and `errno`, for the C entry points.
 
 use std::ffi::c_int;
 use std::fmt;

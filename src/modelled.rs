@@ -1,9 +1,10 @@
 //! Root of the crate of models, which `tests/models/Cargo.toml` builds with loom:
 //! `scripts/check loom`.
 //!
-//! It consists of the library's modules that synchronise threads, under their paths in the library,
-//! of stand-ins for the modules that these depend on (the kernel's descriptors, cancellation, the
-//! defaults of rsockets), and of the models, in which loom tries every interleaving.
+//! The crate consists of the library's modules that synchronise threads, under their paths in the
+//! library; of stand-ins for the modules on which these modules depend (the kernel's descriptors,
+//! cancellation, the defaults of rsockets); and of the models, in which loom tries every
+//! interleaving.
 #![cfg(all(test, loom))]
 
 mod errno;

@@ -384,7 +384,7 @@ const char *rdma_event_str(enum rdma_cm_event_type event);
  * Opens the RDMA devices. Returns a NULL-terminated array of their contexts.
  *
  * The devices stay open until rdma_free_devices() is called. num_devices, unless NULL, receives
- * their number. Returns NULL and errno on failure.
+ * the number of contexts. Returns NULL and errno on failure.
  */
 struct ibv_context **rdma_get_devices(int *num_devices);
 
@@ -394,9 +394,8 @@ void rdma_free_devices(struct ibv_context **list);
 /**
  * Creates an id, the counterpart of a socket.
  *
- * channel: where its events are reported; NULL makes the id synchronous: each call waits until its
- * operation is done. context: stored in id->context. ps: RDMA_PS_*. Returns 0, or -1
- * and errno.
+ * channel: reports the events of the id. NULL makes the id synchronous: each call waits until its
+ * operation is done. context: stored in id->context. ps: RDMA_PS_*. Returns 0, or -1 and errno.
  */
 int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context, enum rdma_port_space ps);
 
@@ -404,8 +403,9 @@ int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **id, v
  * Creates a synchronous id from a result of rdma_getaddrinfo(): bound (RAI_PASSIVE), or with
  * address and route resolved.
  *
- * pd, qp_init_attr: NULL, or PD and attributes of the QP. The QP of an active id is created by
- * this call, those of a passive id by rdma_get_request(). Returns 0, or -1 and errno.
+ * pd, qp_init_attr: NULL, or PD and attributes of the QP. This call creates the QP of an active
+ * id; rdma_get_request() creates the QPs of the ids that a passive id receives. Returns 0, or -1
+ * and errno.
  */
 int rdma_create_ep(struct rdma_cm_id **id,
                    struct rdma_addrinfo *res,
@@ -423,7 +423,7 @@ void rdma_destroy_ep(struct rdma_cm_id *id);
 int rdma_destroy_id(struct rdma_cm_id *id);
 
 /**
- * Moves an id with its unread events to another channel; NULL makes it synchronous.
+ * Moves an id with its unread events to another channel. A NULL channel makes the id synchronous.
  *
  * Waits until all events of the id are acknowledged. Returns 0, or -1 and errno.
  */
@@ -432,15 +432,15 @@ int rdma_migrate_id(struct rdma_cm_id *id, struct rdma_event_channel *channel);
 /**
  * Sets an option of an id.
  *
- * level: RDMA_OPTION_ID or RDMA_OPTION_IB; optname: one of that level; optval: the value, of
+ * level: RDMA_OPTION_ID or RDMA_OPTION_IB; optname: an option of this level; optval: the value, of
  * optlen bytes. Returns 0, or -1 and errno.
  */
 int rdma_set_option(struct rdma_cm_id *id, int level, int optname, void *optval, size_t optlen);
 
-/** Returns the local port number of an id in network byte order; 0 if it has none. */
+/** Returns the local port number of an id in network byte order; 0 if it is not bound. */
 __be16 rdma_get_src_port(struct rdma_cm_id *id);
 
-/** Returns the remote port number of an id in network byte order; 0 if it has none. */
+/** Returns the remote port number of an id in network byte order; 0 if it has no peer. */
 __be16 rdma_get_dst_port(struct rdma_cm_id *id);
 
 /**
@@ -479,13 +479,13 @@ int rdma_get_remote_ece(struct rdma_cm_id *id, struct ibv_ece *ece);
 /**
  * Queues an event of the program on the id's channel.
  *
- * event: RDMA_CM_EVENT_USER; status and arg are its status and param.arg. Returns 0, or
- * -1 and errno; EINVAL for other events and on kernels without user events.
+ * event: RDMA_CM_EVENT_USER; status and arg: the event's status and param.arg. Returns 0, or -1
+ * and errno; EINVAL for other events and on kernels without user events.
  */
 int rdma_write_cm_event(struct rdma_cm_id *id, enum rdma_cm_event_type event, int status, uint64_t arg);
 
 /**
- * Binds an id to a local address, and to its device unless the address is a wildcard.
+ * Binds an id to a local address, and to the address's device unless the address is a wildcard.
  *
  * Port 0 stands for any free port. Returns 0, or -1 and errno.
  */
@@ -511,8 +511,8 @@ int rdma_resolve_route(struct rdma_cm_id *id, int timeout_ms);
  * Requests a connection, or for datagrams the number and Q_Key of the peer's QP. The route must be
  * resolved.
  *
- * conn_param: NULL, for RDMA_PS_TCP ids with a QP only, stands for the device's maximum of RDMA
- * reads and 7 retries. Ends in RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
+ * conn_param: NULL stands for the device's maximum of RDMA reads and 7 retries; an RDMA_PS_TCP id
+ * then needs a QP. Ends in RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
  * RDMA_CM_EVENT_UNREACHABLE or RDMA_CM_EVENT_CONNECT_ERROR; without a QP on the id,
  * RDMA_CM_EVENT_CONNECT_RESPONSE comes first. Returns 0, or -1 and errno.
  */
@@ -543,9 +543,9 @@ int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **id);
 /**
  * Accepts a connection request.
  *
- * id: the id of the request, not the listener. conn_param: NULL for the values that both sides
- * support. Ends in RDMA_CM_EVENT_ESTABLISHED or an error event, except for datagrams. Returns 0,
- * or -1 and errno.
+ * id: the id of the request, not the listener. conn_param: NULL stands for the maximum values that
+ * both sides support. Ends in RDMA_CM_EVENT_ESTABLISHED or an error event; for datagrams, no event
+ * follows. Returns 0, or -1 and errno.
  */
 int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *conn_param);
 
@@ -575,7 +575,7 @@ int rdma_disconnect(struct rdma_cm_id *id);
 
 /**
  * Creates the QP of an id that is bound to a device, in the state INIT: receives can be posted.
- * Connecting and accepting change its state.
+ * rdma_connect() and rdma_accept() change the QP's state.
  *
  * pd: NULL for the library's PD, which the ids of the device share. CQs that qp_init_attr lacks
  * are created with completion channels, and stored in the id. qp_init_attr->cap receives the
@@ -619,8 +619,8 @@ int rdma_join_multicast_ex(struct rdma_cm_id *id, struct rdma_cm_join_mc_attr_ex
  * Looks up addresses, and routes where an ibacm service knows them, for a host and a service.
  *
  * node: host name or address; service: service name or port number; hints: as for getaddrinfo(3).
- * At least one of them is not NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1
- * and errno; or an EAI_* code of getaddrinfo(3).
+ * At least one of these three is not NULL. res: receives a list for rdma_freeaddrinfo(). Returns
+ * 0; -1 and errno; or an EAI_* code of getaddrinfo(3).
  */
 int rdma_getaddrinfo(const char *node,
                      const char *service,
@@ -631,12 +631,12 @@ int rdma_getaddrinfo(const char *node,
 void rdma_freeaddrinfo(struct rdma_addrinfo *res);
 
 /**
- * Like rdma_getaddrinfo() in the background: ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or
+ * Like rdma_getaddrinfo(), but in the background. Ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or
  * RDMA_CM_EVENT_ADDRINFO_ERROR.
  *
- * hints->ai_flags: RAI_SA asks the subnet administrator for a service, without a node; RAI_DNS, or
- * neither, asks the name service. Returns 0, or -1 and errno: EBUSY until rdma_query_addrinfo()
- * has returned the last result.
+ * hints->ai_flags: RAI_SA queries the subnet administrator for a service, and needs a NULL node;
+ * without RAI_SA, the name service is queried. Returns 0, or -1 and errno: EBUSY until
+ * rdma_query_addrinfo() has returned the last result.
  */
 int rdma_resolve_addrinfo(struct rdma_cm_id *id,
                           const char *node,
@@ -644,10 +644,10 @@ int rdma_resolve_addrinfo(struct rdma_cm_id *id,
                           const struct rdma_addrinfo *hints);
 
 /**
- * Returns the result of rdma_resolve_addrinfo(), only once.
+ * Returns the result of rdma_resolve_addrinfo(). Each result is returned only once.
  *
  * info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT if there is no
- * result, or it was returned before.
+ * result, or if the result was returned before.
  */
 int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
 
@@ -655,13 +655,13 @@ int rdma_query_addrinfo(struct rdma_cm_id *id, struct rdma_addrinfo **info);
 }
 #endif
 
-/** The local address of an id; its family is 0 while there is none. */
+/** The local address of an id; the family is 0 until the address is known. */
 static inline struct sockaddr *rdma_get_local_addr(struct rdma_cm_id *id)
 {
     return &id->route.addr.src_addr;
 }
 
-/** The remote address of an id; its family is 0 while there is none. */
+/** The remote address of an id; the family is 0 until the address is known. */
 static inline struct sockaddr *rdma_get_peer_addr(struct rdma_cm_id *id)
 {
     return &id->route.addr.dst_addr;

@@ -34,8 +34,8 @@ extern "C" {
 #endif
 
 /**
- * Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK
- * and SOCK_CLOEXEC.
+ * Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, optionally with
+ * SOCK_NONBLOCK and SOCK_CLOEXEC.
  *
  * Returns a descriptor for the calls below, or -1 and errno.
  */
@@ -94,7 +94,7 @@ ssize_t rwrite(int socket, const void *buf, size_t count);
 /** writev(2) for rsockets. */
 ssize_t rwritev(int socket, const struct iovec *iov, int iovcnt);
 
-/** poll(2) for rsockets and other descriptors together. timeout: in milliseconds; -1 for none. */
+/** poll(2) for rsockets and other descriptors together. timeout: in milliseconds; -1: no limit. */
 int rpoll(struct pollfd *fds, nfds_t nfds, int timeout);
 
 /** select(2) for rsockets and other descriptors together. */
@@ -119,11 +119,11 @@ int rgetsockopt(int socket, int level, int optname, void *optval, socklen_t *opt
 int rfcntl(int socket, int cmd, ...);
 
 /**
- * Lets the peer write to len bytes at buf with riowrite(); with prot PROT_NONE only registers them
- * for local use.
+ * Lets the peer write to len bytes at buf with riowrite(); with prot PROT_NONE, only registers the
+ * bytes for local use.
  *
- * prot: PROT_WRITE or PROT_NONE; flags: 0; offset: what the peer passes to riowrite() for these
- * bytes, -1 for the address of buf. Returns the offset, or -1 and errno.
+ * prot: PROT_WRITE or PROT_NONE; flags: 0; offset: the offset that the peer passes to riowrite()
+ * for these bytes; -1 for the address of buf. Returns the offset, or -1 and errno.
  */
 off_t riomap(int socket, void *buf, size_t len, int prot, int flags, off_t offset);
 
@@ -148,8 +148,8 @@ int repoll_create(int flags);
 int repoll_ctl(int epfd, int op, int fd, struct epoll_event *event);
 
 /**
- * epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds; -1 for
- * none.
+ * epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds; -1: no
+ * limit.
  */
 int repoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout);
 

@@ -66,8 +66,9 @@ thread_local! {
     static PROMISED: Cell<Option<(*mut u8, Layout)>> = const { Cell::new(None) };
 }
 
-/// Fallible `Arc::new`. The standard library has no stable function for it: this allocates the
-/// memory beforehand, and [`Allocator`], the global allocator, returns it to `Arc::new`.
+/// Fallible `Arc::new`. The standard library has no stable function for this, so `try_arc`
+/// allocates the memory beforehand, and [`Allocator`], the global allocator, returns this memory to
+/// `Arc::new`.
 pub fn try_arc<T>(value: T) -> Result<Arc<T>> {
     // Arc allocates two counters and the value. If the standard library changes this, the
     // layouts differ, and the memory is freed below.
@@ -87,7 +88,8 @@ pub fn try_arc<T>(value: T) -> Result<Arc<T>> {
     Ok(arc)
 }
 
-/// The system's allocator, which first returns the memory that [`try_arc`] has allocated.
+/// The system's allocator. Memory that [`try_arc`] has allocated satisfies the thread's next
+/// allocation of the same layout.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocator;
 
@@ -123,7 +125,7 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// At least one byte from malloc(3).
+/// A buffer of at least one byte from malloc(3).
 #[derive(Debug)]
 pub struct CBytes {
     ptr: NonNull<u8>,

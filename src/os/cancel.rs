@@ -11,18 +11,18 @@
 //! they could not be repeated.
 //!
 //! A call for an rsocket runs within [`in_call`], except for the fast paths below. The calls that
-//! each rdma_cm_id needs do not: their commands to the kernel are direct system calls, which are no
-//! cancellation points, and the other functions that they call run within [`in_call`] or
-//! [`disabled`].
+//! each rdma_cm_id needs run outside of [`in_call`]: their commands to the kernel are direct system
+//! calls, which are no cancellation points, and the other functions that these calls use run within
+//! [`in_call`] or [`disabled`].
 //!
 //! A call that may wait is a cancellation point even if it need not wait ([`in_waiting_call`]),
 //! like the system call that it replaces: otherwise a thread that only sends could not be
 //! cancelled.
 //!
-//! The fast paths of rsend, rrecv and rpoll do not pass through [`in_call`]. This includes an
-//! rrecv, and an rpoll of one stream, that find nothing and sleep. The fast paths make only the
-//! system calls of libibverbs, with cancellation disabled ([`disabled`]): write(2), which notifies
-//! software devices of work, is a cancellation point.
+//! The fast paths of rsend, rrecv and rpoll do not pass through [`in_call`], not even if an rrecv,
+//! or an rpoll of one stream, finds nothing and sleeps. The fast paths make only the system calls
+//! of libibverbs, with cancellation disabled ([`disabled`]): write(2), which notifies software
+//! devices of work, is a cancellation point.
 //!
 //! recv(2) and similar calls continue after a signal whose handler was installed with SA_RESTART,
 //! and fail with EINTR after any other signal. A call that sleeps in poll(2) is interrupted in both
@@ -53,8 +53,8 @@ const fn in_call_with(state: c_int) -> usize {
     1 + state as usize
 }
 
-/// Runs a call of the program, or the rest of one, in which the thread can be cancelled only while
-/// it sleeps.
+/// Runs a call of the program, or the rest of a call. The thread can be cancelled only while it
+/// sleeps.
 pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
     if read(Word::Cancel) != OUTSIDE {
         return call();
@@ -74,7 +74,7 @@ pub fn in_waiting_call<T>(call: impl FnOnce() -> T) -> T {
 /// Ends the thread if it was cancelled before. The program's call has done nothing or everything at
 /// this point.
 pub fn test() {
-    // Without the mark, because handlers of the cancellation may make calls.
+    // Clear the mark meanwhile, because cancellation handlers may make calls.
     // SAFETY: pthread_testcancel() has no preconditions, and there is nothing to undo if the thread
     // ends.
     mark::asleep(|| unsafe { pthread_testcancel() });
@@ -119,8 +119,8 @@ pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
 
 /// Returns whether a thread that is cancelled in a [`sleep`] may lose what its system call has just
 /// taken, for example an event. glibc before 2.41 ends a thread at a cancellation point even if the
-/// system call has returned (glibc's bug 12683): such a call must be made after a wait that takes
-/// nothing. False if the program has disabled cancellation.
+/// system call has returned (glibc's bug 12683): such a system call must follow a wait that takes
+/// nothing. Returns false if the program has disabled cancellation.
 pub fn may_lose() -> bool {
     static IS_OLD: OnceBool = OnceBool::new();
     read(Word::Cancel) != in_call_with(DISABLE) && IS_OLD.get_or_init(|| !ends_only_waits(c_library_version()))
@@ -168,20 +168,20 @@ pub fn sleep_anywhere<T>(call: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Signals that a thread raises by its own instructions, which it cannot do while it sleeps.
-/// Language runtimes handle them, so their handlers are ignored here.
+/// Signals that a thread's own instructions raise, which cannot happen while the thread sleeps.
+/// Language runtimes handle these signals, so their handlers are ignored here.
 const FAULTS: [c_int; 6] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS];
 
-/// Returns whether a call that a signal has interrupted continues: only if every handler has
-/// SA_RESTART, because a handler without it is meant to end a wait. Makes one system call for each
-/// signal.
+/// Returns whether a call that a signal has interrupted continues: only if all signal handlers have
+/// SA_RESTART, because a handler without SA_RESTART is meant to end a wait. Makes one system call
+/// for each signal.
 pub fn ask_for_restart() -> bool {
     let signals = (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal));
     signals.filter_map(handler_flags).all(|flags| flags & SA_RESTART != 0)
 }
 
 /// Returns the flags of a signal's handler, or of a handler that SA_RESETHAND has removed; `None`
-/// if there is none.
+/// if the signal has no handler.
 fn handler_flags(signal: c_int) -> Option<c_int> {
     // SAFETY: all zeros are a valid sigaction.
     let mut action: libc::sigaction = unsafe { zeroed() };

@@ -21,14 +21,14 @@ pub use base::clock::{millis, monotonic_ms};
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// Returns the deadline `timeout` milliseconds from now; never for a negative value, as for
-    /// poll(2).
+    /// Returns the deadline `timeout` milliseconds from now. If `timeout` is negative, the deadline
+    /// never comes, as for poll(2).
     pub fn after_ms(timeout: c_int) -> Deadline {
         Deadline::after(u64::try_from(timeout).ok().map(Duration::from_millis))
     }
 
-    /// Returns the deadline `time` from now; never for `None` and for times beyond the clock's
-    /// range.
+    /// Returns the deadline `time` from now. If `time` is `None` or beyond the clock's range, the
+    /// deadline never comes.
     pub fn after(time: Option<Duration>) -> Deadline {
         Deadline(time.and_then(|time| Instant::now().checked_add(time)))
     }
@@ -109,7 +109,7 @@ impl KernelEpoll {
         OwnFd::new(unsafe { libc::syscall(libc::SYS_epoll_create1, flags) } as c_int).map(KernelEpoll)
     }
 
-    /// Drops a descriptor that the program has closed, without closing it.
+    /// Drops the instance without closing its descriptor, which the program has closed.
     pub fn forget(self) {
         self.0.forget();
     }
@@ -136,8 +136,8 @@ impl KernelEpoll {
     }
 }
 
-/// epoll_ctl(2). Makes the system call itself: librspreload.so interposes the C library's function,
-/// and would wait for itself while it changes the socket behind `fd`.
+/// epoll_ctl(2), as a direct system call: librspreload.so interposes the C library's function, and
+/// would wait for itself while it changes the socket behind `fd`.
 pub fn epoll_ctl(epfd: RawFd, op: c_int, fd: RawFd, mut event: Option<epoll_event>) -> Result<()> {
     let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     // SAFETY: `event` is readable or NULL.
@@ -183,8 +183,8 @@ pub fn cpus() -> c_int {
     count
 }
 
-/// Pauses a polling thread for about the duration of a poll, so that other threads get the lock, or
-/// the CQ, that polling takes.
+/// Pauses a polling thread for about the duration of a poll, so that other threads can take the
+/// lock and the CQ that polling uses.
 pub fn spin() {
     const ROUNDS: u32 = 8;
     for _ in 0..ROUNDS {
@@ -197,7 +197,8 @@ pub fn descriptor_limit() -> usize {
     usize::try_from(base::raised_limit::limits().rlim_cur).unwrap_or(usize::MAX)
 }
 
-/// Returns the time until `deadline`, if there is one. Fails with `ETIMEDOUT` once it has passed.
+/// Returns the time until `deadline`; `None` without a deadline. Fails with `ETIMEDOUT` once the
+/// deadline has passed.
 pub fn left(deadline: Option<Instant>) -> Result<Option<Duration>> {
     match Deadline(deadline).left() {
         Some(Duration::ZERO) => Err(Errno::ETIMEDOUT),

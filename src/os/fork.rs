@@ -1,7 +1,7 @@
 //! fork(): the library's fork handlers, and the process to which an object belongs. Each layer of
-//! the library has a slot for its handlers, and there is one registration with the C library for
-//! all. A child has copies of its parent's objects, but the devices, connections and locks in them
-//! are the parent's.
+//! the library has a slot for its handlers, and the handlers of all layers are registered with the
+//! C library once. A child has copies of its parent's objects, but the devices, connections and
+//! locks in them are the parent's.
 //!
 //! The order of the handlers does not depend on which layer registers first: before the fork from
 //! the upper layer to the lower one, as the layers' locks nest; afterwards from the lower layer to
@@ -10,9 +10,9 @@
 //! The registration is made when the library is loaded (`rsocket/process.rs`): if it were made
 //! later, a fork() in another thread could come first. In a program that is linked with the static
 //! library, the program's constructors may run before the library's: a call in such a constructor
-//! registers the handlers of its layer itself. A fork() that another thread has begun before may
-//! then run only the handlers of its later steps. The handlers allow for this: none of them waits
-//! for another thread, which the child of a fork() may not have.
+//! registers the handlers of its layer itself. A fork() that another thread has begun before the
+//! registration may then run only the handlers of its later steps. The handlers allow for this:
+//! none of them waits for another thread, which the child of a fork() may not have.
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -53,7 +53,7 @@ fn registered(slots: &Slots) -> impl DoubleEndedIterator<Item = &'static Handler
     slots.iter().filter_map(|slot| unsafe { slot.load(Ordering::Acquire).as_ref() })
 }
 
-/// Errno of the registration with the C library; 0 while it is being made, and after success.
+/// Errno of the registration with the C library; 0 during the registration and after success.
 static REGISTERED: AtomicI32 = AtomicI32::new(NOT_YET);
 
 /// Value of [`REGISTERED`] before the first registration.

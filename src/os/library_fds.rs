@@ -16,7 +16,7 @@ use base::raised_limit::RaisedLimit;
 use crate::errno::{Errno, Result};
 use crate::os::event;
 
-/// The kernel's usual limit for a process (fs.nr_open). Greater descriptors are not marked.
+/// The kernel's default maximum of descriptors (fs.nr_open). Greater descriptors are not marked.
 const MAX_FDS: usize = 1 << 20;
 
 /// One bit for each descriptor, changed only by the thread that opens or closes the descriptor. No
@@ -105,7 +105,7 @@ pub fn unmark(fd: RawFd) {
 }
 
 /// Returns whether the library has opened the descriptor and not closed it. Removes the mark of a
-/// descriptor that the program has reused for a file.
+/// descriptor that the program has reused for a file or pipe.
 pub fn is_own(fd: RawFd) -> bool {
     if mark_of(fd).is_none_or(|(word, bit)| word.load(Ordering::Relaxed) & bit == 0) {
         return false;
@@ -134,7 +134,7 @@ fn status(fd: RawFd) -> Option<libc::stat> {
     (result == 0).then(|| unsafe { status.assume_init() })
 }
 
-/// Returns whether the file behind `fd` is of a kind that the library never keeps open. Then the
+/// Returns whether the file behind `fd` is of a kind that the library never keeps open. If so, the
 /// library's descriptor was closed by a call that is not intercepted, such as close_range(2) in a
 /// child, and was reused.
 fn is_file_or_pipe(fd: RawFd) -> bool {
@@ -153,8 +153,8 @@ pub fn close(fd: RawFd) {
     unsafe { libc::close(fd) };
 }
 
-/// Makes `fd` refer to the file of `new`, and keeps the flags and the mark of `fd`. Makes the
-/// system call itself: librspreload.so interposes the C library's function.
+/// Makes `fd` refer to the file of `new`, and keeps the flags and the mark of `fd`. dup3(2) is a
+/// direct system call: librspreload.so interposes the C library's function.
 pub fn replace(fd: RawFd, new: impl AsRawFd) -> Result<()> {
     let flags = event::fcntl(fd, libc::F_GETFL, 0)?;
     event::fcntl(new.as_raw_fd(), libc::F_SETFL, flags)?;
@@ -171,9 +171,9 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> RawFd {
     unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as RawFd }
 }
 
-/// Returns the kernel's unique number for the socket behind `fd` (SO_COOKIE); `None` if it is not a
-/// socket or the kernel is older than 4.12. A program that closes all descriptors (closefrom(3))
-/// closes the library's as well, and may reuse them: compare the cookie before using or
+/// Returns the kernel's unique number for the socket behind `fd` (SO_COOKIE); `None` if `fd` is not
+/// a socket or the kernel is older than 4.12. A program that closes all descriptors (closefrom(3))
+/// also closes the library's descriptors, and may reuse them: compare the cookie before using or
 /// closing a socket that the library keeps longer than the program's objects.
 pub fn cookie(fd: RawFd) -> Option<u64> {
     let mut cookie = 0u64;
@@ -192,8 +192,8 @@ pub fn cookie(fd: RawFd) -> Option<u64> {
 pub struct OwnFd(RawFd);
 
 impl OwnFd {
-    /// Takes the result of a system call that opens a descriptor. Fails with `errno` if it is
-    /// negative.
+    /// Takes the result of a system call that opens a descriptor. Fails with `errno` if the result
+    /// is negative.
     pub fn new(result: RawFd) -> Result<OwnFd> {
         if result < 0 { Err(Errno::last()) } else { Ok(OwnFd(relocate_fd(result))) }
     }
@@ -219,7 +219,7 @@ impl OwnFd {
         std::mem::ManuallyDrop::new(self).0
     }
 
-    /// Duplicates an open descriptor of the library or the program. Makes the system call itself:
+    /// Duplicates an open descriptor of the library or the program, by a direct system call:
     /// librspreload.so would treat the copy as a descriptor of the program.
     pub fn duplicate(fd: RawFd) -> Result<OwnFd> {
         // SAFETY: no pointers.

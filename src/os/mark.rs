@@ -1,26 +1,26 @@
 //! The mark of a thread that is in a call of the library, and the thread-local words that hold this
 //! mark and the [cancellation](crate::os::cancel) setting.
 //!
-//! A signal handler that has interrupted a call of its thread must not make another one: the call
-//! may hold a lock or be in the middle of a change. So a call marks its thread, and fails with
-//! `EAGAIN` if the thread is marked already. A call that sleeps holds no lock, and the mark is
-//! clear meanwhile ([`asleep`]).
+//! A signal handler that has interrupted a call of its thread must not make another call: the first
+//! call may hold a lock or be in the middle of a change. So a call marks its thread, and fails with
+//! `EAGAIN` if the thread is marked already. A call that sleeps holds no lock, and clears the mark
+//! meanwhile ([`asleep`]).
 //!
 //! The mark is the address of a frame of the call. A handler may leave the call by siglongjmp(3),
 //! and the mark stays set: the thread's next call from the same frame or an outer one replaces it.
 //!
 //! The words are in the static block of thread-local data. In the usual model of a shared library,
-//! a function returns the address of such a word, which costs more than all that a call does with
-//! it. Here the offset from the thread pointer is determined when the library is loaded.
+//! a function returns the address of such a word, which costs more than all accesses of a call to
+//! the words. Here the offset from the thread pointer is determined when the library is loaded.
 
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// The mark of a thread that forks, because the library's fork handlers hold locks.
+/// The mark while the thread forks: the library's fork handlers hold locks meanwhile.
 const FORKS: usize = 1;
 
-/// The thread's mark, which is set until this is dropped.
+/// The thread's mark, which is set until this value is dropped.
 #[derive(Debug)]
 pub struct Mark(Words);
 
@@ -49,8 +49,8 @@ impl Drop for Mark {
     }
 }
 
-/// Marks the thread before fork(), unless it is marked because a handler forks in the middle of a
-/// call.
+/// Marks the thread before fork(), unless it is marked already because a signal handler forks in
+/// the middle of a call.
 pub fn begin_fork() {
     if read(Word::Mark) == 0 {
         Words::here().write(Word::Mark, FORKS);

@@ -15,7 +15,8 @@ use crate::os::uapi::{
     RDMA_NLDEV_ATTR_CHARDEV_TYPE, RDMA_NLDEV_CMD_GET_CHARDEV,
 };
 
-/// Message type, as of `RDMA_NL_GET_TYPE`: the client in bits 10 and up, the operation below.
+/// Message type (`RDMA_NL_GET_TYPE`): the client in bits 10 and up, the operation in the bits
+/// below.
 const GET_CHARDEV: u16 = ((RDMA_NL_NLDEV << 10) + RDMA_NLDEV_CMD_GET_CHARDEV) as u16;
 /// Size of the receive buffer: the kernel answers with one message of its default size at most.
 const ANSWER: usize = 4096;
@@ -46,7 +47,7 @@ pub fn char_device(client: &CStr) -> Result<CharDev> {
         return Err(Errno::last());
     }
     let mut answer = [0; ANSWER];
-    // The kernel has answered before send(2) returns, so this does not wait.
+    // The kernel has answered before send(2) returns, so recv(2) does not wait.
     // SAFETY: `answer` is writable for its length.
     let got = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) };
     let got = usize::try_from(got).map_err(|_| Errno::last())?;

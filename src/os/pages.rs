@@ -1,12 +1,12 @@
-//! Memory that devices read and write: whole pages of zeros, which the child of a fork() sees as
-//! zeros instead of a copy. Also the limit of locked memory, against which the kernel counts memory
-//! that is registered with devices.
+//! Memory that devices read and write: whole pages, zeros at first. The child of a fork() sees
+//! zeros instead of a copy of the pages. Also the limit of locked memory, against which the kernel
+//! counts memory that is registered with devices.
 //!
-//! A few areas ([`AREA`] bytes) of freed buffers are cleared and kept for the next buffers of
-//! streams, and one is prepared while a connection is set up, so that the first data need not wait
-//! for it: mapping 32 new pages takes a fifth of the time of a connection's first 64 KB, and
-//! clearing used pages takes a tenth of that. Kept areas are registered with no device, so they do
-//! not count as locked memory.
+//! A few areas (of [`AREA`] bytes each) of freed buffers are cleared and kept for the next buffers
+//! of streams. If no area is kept, one is prepared while a connection is set up, so that the first
+//! data need not wait for memory: mapping 32 new pages takes a fifth of the time of a connection's
+//! first 64 KB, and clearing used pages takes a tenth of the time of mapping. Kept areas are
+//! registered with no device, so they do not count as locked memory.
 //!
 //! Areas are kept without a lock: buffers are also allocated and freed by signal handlers and in
 //! children of fork(2), in which the kept areas are mapped and contain zeros.
@@ -39,8 +39,8 @@ impl Pages {
         Pages::map(len.max(1))
     }
 
-    /// Prepares an area for the next receive ring of `len` bytes, if the length is that of an area
-    /// and none is kept. Without memory, the pages are mapped when the ring needs them.
+    /// Prepares an area for the next receive ring of `len` bytes, if `len` is [`AREA`] and no area
+    /// is kept. If there is no memory, the pages are mapped when the ring is allocated.
     pub fn prepare_ring(len: usize) {
         if len == AREA
             && SPARE.count() == 0
@@ -112,7 +112,7 @@ impl Drop for Pages {
     }
 }
 
-/// Orders earlier reads of memory that a device writes before later ones.
+/// Orders earlier reads of memory that a device writes before later reads.
 #[inline]
 pub fn device_read_barrier() {
     // On arm64, an acquire fence covers only the inner shareable domain, the processors. Devices
@@ -133,7 +133,7 @@ pub const LEAST: usize = 1 << 16;
 /// Number of areas that are kept.
 const AREAS: usize = 4;
 
-/// The process's areas.
+/// The areas that the process keeps.
 pub(super) static SPARE: Spare = Spare::new();
 
 /// Cleared areas of freed buffers, for the next buffers.
@@ -178,7 +178,7 @@ pub fn locked_memory_limit() -> Option<u64> {
     memlock().filter(|_| !is_exempt())
 }
 
-/// Returns the soft limit RLIMIT_MEMLOCK in bytes, if any.
+/// Returns the soft limit RLIMIT_MEMLOCK in bytes; `None` if there is no limit.
 pub fn memlock() -> Option<u64> {
     let limit = base::raised_limit::limits_of(libc::RLIMIT_MEMLOCK).rlim_cur;
     (limit != libc::RLIM_INFINITY).then_some(limit)
@@ -194,8 +194,8 @@ fn is_exempt() -> bool {
     result == 0 && sets[0][0] & (1 << CAP_IPC_LOCK) != 0 && is_first_namespace()
 }
 
-/// Returns whether the process is in the first user namespace. Kernels without user namespaces have
-/// no such file.
+/// Returns whether the process is in the first user namespace. Returns true if the file is missing,
+/// as on kernels without user namespaces.
 fn is_first_namespace() -> bool {
     // SAFETY: the path is a C string; `about` is writable, and all zeros are a valid value.
     unsafe {

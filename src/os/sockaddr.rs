@@ -158,8 +158,8 @@ impl SockAddr {
         SockAddr(storage)
     }
 
-    /// Returns an IPv4-mapped IPv6 address as an IPv4 address, and others unchanged: the connection
-    /// manager reaches the peer by this address.
+    /// Returns an IPv4-mapped IPv6 address as an IPv4 address, and any other address unchanged: the
+    /// connection manager reaches the peer by this address.
     pub fn canonical(&self) -> SockAddr {
         match canonical_inet(&self.0) {
             Ok(v4 @ SocketAddr::V4(_)) => SockAddr::from_inet(&v4),
@@ -204,7 +204,7 @@ impl SockAddr {
 }
 
 /// Returns the port of an address in network byte order: the low 16 bits of the service id for
-/// AF_IB, 0 for other families.
+/// AF_IB, 0 for unknown families.
 pub fn port(storage: &sockaddr_storage) -> u16 {
     let address: *const sockaddr_storage = storage;
     // SAFETY: the storage is large enough and aligned for each of the three structures, and any

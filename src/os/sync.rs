@@ -3,10 +3,11 @@
 //!
 //! [`Lock`] knows which thread holds it. A signal handler may fork while its thread holds a lock
 //! that the fork handlers take. An ordinary lock would deadlock; a `Lock` reports that the thread
-//! holds it already ([`Lock::is_mine`]). The word contains the holder's number from locking to
-//! unlocking, so a handler can tell at any instant. In the child of a fork(), a `Lock` has no trace
-//! of the parent's waiting threads. Locking costs as much as the standard library's lock and
-//! pthread_self(3). The locks that are taken around fork(), and those of rsockets, are `Lock`s.
+//! holds it already ([`Lock::is_mine`]). The lock's word contains the holder's number from locking
+//! to unlocking, so a handler can call `is_mine` at any instant. In the child of a fork(), a `Lock`
+//! has no trace of the parent's waiting threads. Locking costs as much as the standard library's
+//! lock and pthread_self(3) together. The locks that are taken around fork(), and those of
+//! rsockets, are `Lock`s.
 //!
 //! [`Changes`] is a counter that threads wait on. The wait is like that of a socket call: every
 //! signal handler ends it, except that a wait without a deadline continues after a handler with
@@ -43,7 +44,7 @@ pub use model::Arc;
 
 /// The word of a free lock.
 const FREE: u64 = 0;
-/// Set beside the holder's number when threads may be waiting. Numbers are even.
+/// Bit beside the holder's number: threads may be waiting. Thread numbers are even.
 const AWAITED: u64 = 1;
 
 /// A lock that knows which thread holds it.
@@ -78,7 +79,7 @@ impl<T> Lock<T> {
 
 impl<T> Lock<T> {
     /// Waits for the lock. Must not be called in a signal handler: if the interrupted thread holds
-    /// the lock, it would wait for itself forever.
+    /// the lock, the call would never return.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         loop {
@@ -240,7 +241,7 @@ mod outside {
     }
 
     /// Returns the thread's number, which is even. In a child of fork(), the forking thread keeps
-    /// it.
+    /// its number.
     #[inline]
     pub fn here() -> u64 {
         Words::here().address() as u64
@@ -252,9 +253,9 @@ mod outside {
         if cfg!(target_endian = "big") { halves.wrapping_add(1) } else { halves }
     }
 
-    /// Sleeps if the half that contains `AWAITED` is that of `value`. The other half is not
-    /// compared: a new holder whose number differs only there still wakes the sleeper, because
-    /// `AWAITED` is set.
+    /// Sleeps if the half of the word that contains `AWAITED` equals this half of `value`. The
+    /// other half is not compared: a new holder whose number differs only there still wakes the
+    /// sleeper, because `AWAITED` is set.
     pub fn wait(word: &AtomicU64, value: u64, time: Option<Duration>) {
         let time = time.map(base::clock::timespec);
         base::sleep::futex_wait(half(word), value as u32, time.as_ref());
@@ -335,9 +336,9 @@ impl Changes {
         }
     }
 
-    /// Counts a change and wakes one of the waiters, if there are any. For a change that only one
-    /// waiter can use. Every waiter must check for such a change whenever [`wait`](Self::wait)
-    /// returns, also after a signal or at the deadline, because it may be the one that was woken.
+    /// Counts a change that only one waiter can use, and wakes one of the waiters, if there are
+    /// any. Every waiter must check for such a change whenever [`wait`](Self::wait) returns, also
+    /// after a signal or at the deadline, because it may be the waiter that was woken.
     pub fn notify_one(&self) {
         if self.add() {
             self.count.wake_one();
@@ -364,7 +365,7 @@ impl Changes {
         };
         let cancelled = || {
             awake();
-            // The thread may have been woken before it was cancelled: wake another one.
+            // The thread may have been woken before it was cancelled: wake another waiter.
             self.notify_one();
         };
         let result = self.count.wait(count, deadline, cancelled);

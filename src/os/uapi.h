@@ -1,4 +1,7 @@
-/* What build.rs makes Rust types of: the kernel's user interface and the two libibverbs structures that ibverbs-sys leaves out. */
+/*
+ * The C types from which build.rs generates Rust types: the kernel's user interface, and the two
+ * libibverbs structures that ibverbs-sys lacks.
+ */
 #include <sys/socket.h>
 #include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/ib_user_ioctl_verbs.h>

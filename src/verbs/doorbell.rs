@@ -30,17 +30,17 @@ struct Call {
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, …)` with a structure of 24 bytes.
 const RDMA_VERBS_IOCTL: libc::Ioctl = 0xC018_1B01_u32 as libc::Ioctl;
-/// The drivers with such a doorbell. The kernel requires the driver's number in the call.
+/// The drivers whose doorbell is write(2). The kernel requires the driver's id in the call.
 const DRIVERS: [rdma_driver_id; 2] = [RDMA_DRIVER_RXE, RDMA_DRIVER_SIW];
 
 /// Providers that notify their devices through memory, without a system call.
 const SILENT: &str = "mlx5 mlx4 bnxt_re cxgb4 efa erdma hns irdma mana mthca ocrdma qedr vmw_pvrdma";
 
-/// The `post_send` function of a provider in [`SILENT`]: that of the device that was opened last.
+/// The `post_send` function of the device opened last whose provider is in [`SILENT`]; 0 for none.
 /// Most processes use one provider.
 static SILENT_POST: AtomicUsize = AtomicUsize::new(0);
 
-/// Remembers the `post_send` function of a device if its provider is in `SILENT`.
+/// Stores the `post_send` function of a device in `SILENT_POST` if its provider is in `SILENT`.
 ///
 /// # Safety
 /// `context` is open.
@@ -70,7 +70,8 @@ fn is_silent(path: &[u8]) -> bool {
     })
 }
 
-/// Runs `call`, which posts through the function at `post`. The thread is not cancelled meanwhile.
+/// Runs `call`, which posts through the function at the address `post`. Disables cancellation
+/// meanwhile, unless the function makes no system call.
 #[inline]
 pub fn post<T>(post: usize, call: impl FnOnce() -> T) -> T {
     if is_silent_post(post) { call() } else { cancel::disabled(call) }
@@ -109,7 +110,7 @@ fn is_refused(result: c_int) -> bool {
     result == libc::EACCES || (result == -1 && Errno::last() == Errno::EACCES)
 }
 
-/// Rings the doorbell of `qp` by ioctl(2).
+/// Rings the doorbell of `qp` by ioctl(2). Fails with `EACCES` if no driver accepts the call.
 ///
 /// # Safety
 /// `qp` is live.
@@ -125,7 +126,7 @@ unsafe fn ring(qp: NonNull<ibv_qp>) -> Result<()> {
     let attributes = [
         (UVERBS_ATTR_CORE_IN, size_of_val(&command), (&raw const command) as u64),
         (UVERBS_ATTR_CORE_OUT, size_of::<u32>(), (&raw mut first_bad) as u64),
-        // The attribute has the value itself instead of an address.
+        // This attribute contains the value itself instead of an address.
         (UVERBS_ATTR_WRITE_CMD, size_of::<u64>(), IB_USER_VERBS_CMD_POST_SEND.into()),
     ];
     let attributes = attributes.map(|(id, len, data)| {

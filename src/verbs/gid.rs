@@ -1,10 +1,10 @@
-//! Finds the GID table entry that datagrams are sent with: the one that the connection manager
-//! uses, whose index it does not report.
+//! Finds the GID table entry with which datagrams are sent. This is the entry that the connection
+//! manager uses, but does not report.
 //!
-//! With RoCE an address is in the table once for each RoCE version. If a VLAN has the link-local
-//! address of the interface below it, the address is there once for each interface, too. The CM
-//! uses the entry of the interface on which the address was resolved, with the version that the
-//! administrator has set (default_roce_mode in configfs): v2 unless the device lacks it.
+//! With RoCE, the table has an entry of an address for each RoCE version. If a VLAN has the
+//! link-local address of its parent interface, the table has these entries for both interfaces. The
+//! CM uses the entry of the interface on which the address was resolved, with the version that the
+//! administrator has set (default_roce_mode in configfs): v2 unless the device does not support v2.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
@@ -28,6 +28,7 @@ struct Entry {
 }
 
 /// Returns the index of `gid` in the port's table of `entries` entries, for datagrams from `local`.
+/// Fails with `EADDRNOTAVAIL` if the table lacks `gid`.
 ///
 /// # Safety
 /// `context` is open.
@@ -57,9 +58,9 @@ pub unsafe fn index(
     choose(found, |interface| has(interface, local), usual).ok_or(Errno::EADDRNOTAVAIL)
 }
 
-/// Returns the index of the first entry of one of our interfaces (`is_ours`) with the RoCE version
-/// `usual`, otherwise of the best match. `entries` is in the order of the indices, and is read up
-/// to the first entry that matches.
+/// Returns the index of the first entry whose interface is ours (`is_ours`) and whose RoCE version
+/// is `usual`, otherwise the index of the best match. `entries` is sorted by index, and is read
+/// only up to the first exact match.
 fn choose(entries: impl IntoIterator<Item = Entry>, is_ours: impl Fn(u32) -> bool, usual: u32) -> Option<u8> {
     let mut best = None;
     for entry in entries {
@@ -73,7 +74,8 @@ fn choose(entries: impl IntoIterator<Item = Entry>, is_ours: impl Fn(u32) -> boo
     best.map(|(.., index)| index)
 }
 
-/// Returns whether the interface has the address. Link-local addresses name it as their scope.
+/// Returns whether the interface has the address. A link-local address names its interface as the
+/// scope.
 fn has(interface: u32, address: &SocketAddr) -> bool {
     match address {
         SocketAddr::V6(v6) if v6.scope_id() != 0 => interface == v6.scope_id(),
@@ -108,7 +110,8 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     inet(address.storage()).map(|full| full.ip())
 }
 
-/// Returns the RoCE version that the connection manager uses on a port.
+/// Returns the RoCE version that the connection manager uses on a port, as set in `folder`
+/// (configfs); v2 if the setting cannot be read.
 fn usual_kind(folder: &str, device: &CStr, port: u8) -> u32 {
     let read = || {
         let device = device.to_str().ok()?;

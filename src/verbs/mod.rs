@@ -82,9 +82,9 @@ impl DeviceList {
         if !INITIALIZED.load(Ordering::Relaxed) {
             // libibverbs initializes itself while it makes the first list, once in a process: if
             // the initialization fails, or a driver cannot be loaded, libibverbs never finds the
-            // devices in this process. So check that two descriptors are available. libibverbs of
-            // rdma-core 44.0 and 65.0 needs no more: it has at most a directory, and a file in it
-            // or a library, open at a time.
+            // devices in this process. So check that two descriptors are available: libibverbs of
+            // rdma-core 44.0 and 65.0 has at most two open at a time, for a directory and for a
+            // file or library in it.
             let _spare = [EventFd::new()?, EventFd::new()?];
             INITIALIZED.store(true, Ordering::Relaxed);
         }
@@ -95,7 +95,8 @@ impl DeviceList {
         Ok(DeviceList { list, len: usize::try_from(len).unwrap_or(0) })
     }
 
-    /// Returns the devices. Each is valid while the list lives or a context of it is open.
+    /// Returns the devices. A device is valid while the list lives or a context of the device is
+    /// open.
     pub fn devices(&self) -> &[*mut ibv_device] {
         // SAFETY: libibverbs returned `len` pointers, which are valid as long as the list.
         unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.len) }
@@ -137,7 +138,7 @@ pub unsafe fn name(device: *mut ibv_device) -> DeviceName {
     unsafe { (*device).name }
 }
 
-/// Returns whether sysfs has a device of this name. Needs no descriptor.
+/// Returns false if sysfs has no directory of this device, otherwise true. Opens no descriptor.
 ///
 /// # Safety
 /// `device` is live.
@@ -147,7 +148,7 @@ pub unsafe fn is_in_sysfs(device: *mut ibv_device) -> bool {
     found == 0 || Errno::last() != Errno::ENOENT
 }
 
-/// Returns the device of a context, which lives as long as the context is open.
+/// Returns the device of a context. The device lives as long as the context is open.
 ///
 /// # Safety
 /// `context` is open.
@@ -156,7 +157,7 @@ pub unsafe fn device_of(context: NonNull<ibv_context>) -> *mut ibv_device {
     unsafe { (*context.as_ptr()).device }
 }
 
-/// Opens a device. The descriptors of the context become those of the library ([`library_fds`]).
+/// Opens a device. The context's descriptors are marked as the library's ([`library_fds`]).
 ///
 /// # Safety
 /// `device` is live.
@@ -251,7 +252,7 @@ pub unsafe fn create_comp_channel(context: NonNull<ibv_context>) -> Result<NonNu
 /// Destroys a completion channel.
 ///
 /// # Errors
-/// Fails with `EBUSY` while it has CQs.
+/// Fails with `EBUSY` while the channel has CQs.
 ///
 /// # Safety
 /// `channel` is live.
@@ -450,9 +451,9 @@ pub fn path_rec_from_kernel(kernel: &ib_user_path_rec) -> ibv_sa_path_rec {
     record
 }
 
-/// Returns the extended context that contains `context`, if the library that created it is new
-/// enough to have the member at `offset` (`verbs_get_ctx_op` of infiniband/verbs.h: members are
-/// added at the front, and `sz` is the size of the structure).
+/// Returns the extended context that contains `context`; `None` if the library that created the
+/// context is too old to have the member at `offset` (`verbs_get_ctx_op` of infiniband/verbs.h:
+/// members are added at the front, and `sz` is the size of the structure).
 ///
 /// # Safety
 /// `context` is open.

@@ -84,8 +84,8 @@ impl CompletionChannel {
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
-    /// Moves the channel to a new descriptor. Returns the old descriptor, for which other threads
-    /// may still wait: it now refers to a file that never becomes readable.
+    /// Moves the channel to a new descriptor. Returns the old descriptor, which now refers to a
+    /// file that never becomes readable: other threads may still be waiting for this descriptor.
     pub fn move_to_new_fd(&mut self) -> Result<OwnFd> {
         let fd = self.fd();
         let moved = OwnFd::duplicate(fd)?;
@@ -116,8 +116,8 @@ fn vector_of(vectors: c_int, turn: u32) -> c_int {
 }
 
 impl CompletionQueue {
-    /// Creates a CQ for `entries` completions. `ENOSYS`: the provider has no functions to poll or
-    /// arm.
+    /// Creates a CQ for `entries` completions. Fails with `ENOSYS` if the provider has no function
+    /// to poll or arm a CQ.
     ///
     /// # Safety
     /// `context` stays open, and `channel` lives, as long as the result.
@@ -141,7 +141,7 @@ impl CompletionQueue {
         self.cq.as_ptr()
     }
 
-    /// Polls completions into `into`, and returns them.
+    /// Polls completions into `into`, and returns them. Fails with `EIO` if the provider fails.
     #[inline]
     pub fn poll<'a>(&self, into: &'a mut [MaybeUninit<ibv_wc>]) -> Result<&'a [ibv_wc]> {
         // SAFETY: the CQ is live, and its context open. `into` has space for the number of entries
@@ -169,7 +169,7 @@ impl CompletionQueue {
         })
     }
 
-    /// Counts an event if it belongs to this CQ. Returns whether it does.
+    /// Counts an event of this CQ. Returns false if the event belongs to another CQ.
     pub fn note_event(&mut self, event: &CqEvent) -> bool {
         if event.0 != self.cq.as_ptr() {
             return false;
@@ -199,13 +199,14 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// Wakes the thread that sleeps in a channel, once. This works whatever the link does: the QP is
-/// never connected, and its receive completes because the QP moves to the error state.
+/// Wakes the thread that sleeps in a channel, once, whatever the state of the link: the waker has a
+/// QP of its own, which is never connected and whose receive completes when the QP moves to the
+/// error state.
 #[derive(Debug)]
 pub struct Waker {
     qp: NonNull<ibv_qp>,
     cq: CompletionQueue,
-    /// Whether the event was read.
+    /// Whether the waker's event was read.
     is_over: bool,
 }
 
@@ -213,7 +214,7 @@ pub struct Waker {
 unsafe impl Send for Waker {}
 
 impl Waker {
-    /// Raises the event in `channel`.
+    /// Creates a waker, and raises its event in `channel`.
     ///
     /// # Safety
     /// `pd` and `channel` outlive the result, and belong to the same device.
@@ -249,7 +250,7 @@ impl Waker {
         self.is_over |= self.cq.note_event(event);
     }
 
-    /// Returns whether the event was read. The next wake then needs another waker.
+    /// Returns whether the waker's event was read. After that, another wake needs a new waker.
     pub fn is_over(&self) -> bool {
         self.is_over
     }
@@ -264,9 +265,9 @@ impl Drop for Waker {
 
 impl ChannelHandle {
     /// Waits for an event without reading it. Whether a signal ends the wait depends on SA_RESTART,
-    /// as for a blocking [`take`](Self::take). A cancellation point. The read has too little space
-    /// for an event: the kernel's `ib_uverbs_event_read` waits before it checks the space, and then
-    /// leaves the event in the channel.
+    /// as for a blocking [`take`](Self::take). A cancellation point. The buffer is too small for an
+    /// event: the kernel's `ib_uverbs_event_read` waits before it checks the buffer's size, and
+    /// then leaves the event in the channel.
     ///
     /// # Safety
     /// The channel is live, and its descriptor is not O_NONBLOCK, until this returns.
@@ -338,7 +339,7 @@ impl MemoryRegion {
         unsafe { NonNull::new_unchecked((*self.mr.as_ptr()).addr.cast()) }
     }
 
-    /// Returns an SGE for `len` bytes at `offset`, which lie in the region.
+    /// Returns an SGE for `len` bytes at `offset`, which must lie in the region.
     #[inline]
     pub fn sge(&self, offset: usize, len: u32) -> Sge {
         Sge { addr: (self.start().as_ptr().expose_provenance() + offset) as u64, len, lkey: self.lkey() }
@@ -378,9 +379,9 @@ pub struct SendWr {
     pub addr: u64,
     /// The rkey; 0 in the same cases as `addr`.
     pub rkey: u32,
-    /// Local memory; the second entry may be empty.
+    /// Local memory. The first entry without bytes ends the list.
     pub sg_list: [Sge; 2],
-    /// Whether the data is copied before the call returns, so that it needs no memory region.
+    /// Whether the data is copied before the call returns. Inline data needs no memory region.
     pub inline: bool,
     /// Whether success generates a completion.
     pub signaled: bool,
@@ -422,16 +423,16 @@ impl Opcode {
 pub struct Sge {
     /// Address.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// Local key of its memory region.
+    /// Local key of the memory region.
     pub lkey: u32,
 }
 
 const _: () = assert!(size_of::<Sge>() == size_of::<ibv_sge>() && offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 
-/// Posts work requests as one chain. A failure ends the connection, because it is unknown how many
-/// requests were posted.
+/// Posts work requests as one chain. After a failure it is unknown how many requests were posted,
+/// so the caller must end the connection.
 ///
 /// # Safety
 /// `qp` is live. The memory of each request is readable, and registered unless inline.
@@ -504,7 +505,8 @@ impl InlineWrite {
     }
 
     /// Posts a write of `data` to the peer's memory at `addr`, with `imm`, outside of
-    /// [`cancel::in_call`](crate::os::cancel::in_call). A failure ends the connection.
+    /// [`cancel::in_call`](crate::os::cancel::in_call). After a failure the caller must end the
+    /// connection.
     ///
     /// # Safety
     /// The QP is live.
@@ -579,7 +581,7 @@ pub(super) unsafe fn post_recv_chain(qp: NonNull<ibv_qp>, first: *mut ibv_recv_w
 /// Length of [`EMPTY_RECEIVES`].
 const EMPTY: usize = 16;
 
-/// A chain of receives without memory, for any QP. Each tail of it is a shorter chain.
+/// A chain of receives without memory, for any QP. Each tail of the chain is a shorter chain.
 struct EmptyReceives(UnsafeCell<[ibv_recv_wr; EMPTY]>);
 
 // SAFETY: nobody writes to the chain: providers only read work requests.

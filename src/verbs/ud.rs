@@ -13,7 +13,7 @@ use crate::verbs::{
     ibv_sge,
 };
 
-/// Bytes in front of every received datagram: a global route header (GRH), or space for it.
+/// Number of bytes before each received datagram: a global route header (GRH), or unused space.
 pub const GRH: usize = 40;
 
 /// Hop limit for a path whose own hop limit is not above 1.
@@ -76,7 +76,7 @@ impl Drop for AddressHandle {
     }
 }
 
-/// Posts a datagram of `len` bytes of a memory region, whose completion carries `wr_id`.
+/// Posts a datagram of `len` bytes at `from` to the QP `qpn`. The completion carries `wr_id`.
 ///
 /// # Safety
 /// `qp` is a live UD QP. The memory is not changed, and `to` lives, until the completion.

@@ -10,8 +10,8 @@ pub const FILE: &core::ffi::CStr = c"/etc/rdma/rsocket/auto_config";
 
 /// Programs that use TCP for every connection to which no rule applies. Each of them executes
 /// programs that trust the peer's address but would not see it, or exits while a child continues
-/// the connection, or executes the program that accepts it, or limits its address space (vsftpd, to
-/// less than the library's threads reserve).
+/// the connection, or executes the program that accepts the connection, or limits its address space
+/// (vsftpd, to less than the library's threads reserve).
 const BY_TCP: [&[u8]; 7] =
     [b"ssh", b"sshd", b"sshd-session", b"inetd", b"xinetd", b"systemd-socket-activate", b"vsftpd"];
 
@@ -72,7 +72,7 @@ impl Network {
     }
 }
 
-/// Whether the first `bits` of `width` bits are equal.
+/// Returns whether the first `bits` of `width` bits are equal.
 fn equal(one: u128, other: u128, width: u32, bits: u32) -> bool {
     bits == 0 || (one ^ other) >> (width - bits) == 0
 }
@@ -140,8 +140,8 @@ impl<'a> Config<'a> {
         lines.filter_map(|(line, number)| Line::parse(line).err().map(|problem| (number, problem)))
     }
 
-    /// Returns the mode of a program: the mode of its first rule without a network and a port,
-    /// otherwise the mode of the last line `mode`; `None` without both.
+    /// Returns the mode of a program: the mode of its first rule that has neither network nor port,
+    /// otherwise the mode of the last line `mode`; `None` if the file has neither.
     pub fn mode(self, program: &[u8]) -> Option<Mode> {
         let of_program = self.lines().find_map(|line| match line {
             Line::Rule(rule @ Rule { network: None, port: None, .. }) if names(rule.program, program) => {
@@ -153,7 +153,7 @@ impl<'a> Config<'a> {
     }
 
     /// Returns whether a connection may use RDMA: the first rule for the program, address and port
-    /// is not `tcp`. Without a rule, all programs except those in `BY_TCP` may use it.
+    /// is not `tcp`. Without a rule, all programs except those in `BY_TCP` may use RDMA.
     pub fn is_automatic(self, program: &[u8], address: IpAddr, port: u16) -> bool {
         let rule = self.lines().find_map(|line| match line {
             Line::Rule(rule) if names(rule.program, program) => {

@@ -1,8 +1,8 @@
 //! The messages of ibacm (infiniband/acm.h), in host byte order: a header of 16 bytes and up to
 //! eight endpoint records of 72 bytes. No I/O.
 //!
-//! librdmacm asks ibacm for paths; rdmacm-doctor checks whether ibacm answers. Each interprets the
-//! records of an answer itself.
+//! librdmacm asks ibacm for paths; rdmacm-doctor checks whether ibacm answers. Each of the two
+//! interprets the records of an answer itself.
 #![forbid(unsafe_code)]
 
 const VERSION: u8 = 1;
@@ -99,8 +99,8 @@ pub enum Malformed {
     Version(u8),
     /// Not the answer to a resolve request.
     Opcode(u8),
-    /// The length field is not the size of a header and up to eight records, or not the size of the
-    /// message.
+    /// The length field is not the size of a header and up to eight records, or does not match the
+    /// size of the message.
     Length(u16),
 }
 
@@ -111,7 +111,8 @@ pub struct Header {
     pub tid: u64,
     /// 0 if ibacm found an answer, otherwise its error code.
     pub status: u8,
-    /// Bytes of records that follow, a multiple of [`RECORD_LEN`] up to [`MAX_RECORDS`] times that.
+    /// Number of bytes of the records that follow: a multiple of [`RECORD_LEN`], at most
+    /// [`MAX_RECORDS`] records.
     pub body_len: usize,
 }
 

@@ -12,7 +12,7 @@ const ATTRIBUTE_TYPE: u16 = 0x3fff;
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Type: below 16 one of netlink's own (`NLMSG_*`).
+    /// Type; the types below 16 are netlink's own (`NLMSG_*`).
     pub kind: u16,
     /// Sequence number.
     pub sequence: u32,
@@ -21,15 +21,16 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Returns the value of the first attribute of type `kind`, unless a malformed one precedes it.
+    /// Returns the value of the first attribute of type `kind`; `None` if there is none, or if a
+    /// malformed attribute precedes it.
     pub fn attribute(&self, kind: u16) -> Option<&'a [u8]> {
         let mut attributes = Attributes(self.payload).map_while(Result::ok);
         attributes.find_map(|(other, value)| (other == kind).then_some(value))
     }
 }
 
-/// Iterates over the messages of a datagram, up to the first one that is cut short. The field has
-/// the bytes that were not read yet; after the iteration it has no complete message.
+/// Iterates over the messages of a datagram, up to the first message that is cut short. The field
+/// contains the unread bytes; after the iteration, these are no complete message.
 #[derive(Clone, Debug)]
 pub struct Messages<'a>(pub &'a [u8]);
 

@@ -101,8 +101,8 @@ pub(crate) fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty())
 }
 
-/// Returns whether a rule for `named` applies to `program`: it names the beginning of the program's
-/// name in any case, or all programs by `*`. "nc" matches nc.openbsd, too.
+/// Returns whether a rule for `named` applies to `program`: `named` is `*`, or the beginning of the
+/// program's name in any case. "nc" matches nc.openbsd, too.
 pub(crate) fn names(named: &[u8], program: &[u8]) -> bool {
     named == b"*" || program.get(..named.len()).is_some_and(|start| start.eq_ignore_ascii_case(named))
 }

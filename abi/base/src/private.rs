@@ -5,9 +5,9 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Returns the lowest descriptor that the library uses for itself under these limits
-/// (RLIMIT_NOFILE). This is the soft limit, above the program's descriptors, if the hard limit
-/// leaves enough room there. Otherwise the program keeps the lower half of the soft limit, or the
-/// 1024 descriptors of select(2) if these are fewer.
+/// (RLIMIT_NOFILE). This is the soft limit, above the program's descriptors, if the soft limit is
+/// below 2^19 and at most half of the hard limit. Otherwise the program keeps the lower half of the
+/// soft limit, or the 1024 descriptors of select(2) if these are fewer.
 pub const fn lowest_library_fd(soft: u64, hard: u64) -> i32 {
     const SELECT: u64 = 1024;
     const MANY: u64 = 1 << 19;
@@ -23,7 +23,7 @@ pub const fn lowest_library_fd(soft: u64, hard: u64) -> i32 {
 /// The private level.
 pub const LEVEL: i32 = 0x7273_6f63;
 
-/// `rsetsockopt`, any descriptor: the library's own descriptors are high ones from now on, so that
+/// `rsetsockopt`, any descriptor: the library uses high descriptors for itself from now on, so that
 /// the program gets the descriptors that it would get without RDMA.
 pub const RESERVE_LOW_FDS: i32 = 1;
 
@@ -56,20 +56,20 @@ impl Marks {
     }
 }
 
-/// `rsetsockopt`, when the process exits: delivers what its streams have sent, and signals the end
-/// to their peers.
+/// `rsetsockopt`, when the process exits: delivers the data that the program has sent on streams,
+/// and disconnects the streams.
 pub const FLUSH_ON_EXIT: i32 = 2;
 
 /// `rsetsockopt` on a stream: as with TCP, the first send after the peer's close succeeds, and
-/// later ones raise SIGPIPE.
+/// later sends raise SIGPIPE.
 pub const SIGPIPE: i32 = 3;
 
 /// `rgetsockopt`, for tests: an int, the microseconds of the reactor's longest iteration since the
 /// option was last read.
 pub const LONGEST_TURN: i32 = 4;
 
-/// `rsetsockopt` on a stream: cancels its attempt to connect. Fails with `EISCONN` if the attempt
-/// has succeeded; otherwise the peer never reports the connection.
+/// `rsetsockopt` on a stream: cancels the stream's attempt to connect. Fails with `EISCONN` if the
+/// attempt has succeeded; after a cancelled attempt the peer never reports the connection.
 pub const CANCEL: i32 = 6;
 
 /// `rgetsockopt` on an rsocket: an int, the number of bytes that can be received. On a datagram
@@ -80,8 +80,8 @@ pub const READABLE_BYTES: i32 = 7;
 pub const UNSENT_BYTES: i32 = 8;
 
 /// `rgetsockopt` on a listener: stops answering connection requests, for good. An int, the number
-/// of connections that raccept may still return, including those in the handshake: their peers may
-/// already know that they are accepted.
+/// of connections that raccept may still return. This includes connections in the handshake, whose
+/// peers may already have received the acceptance.
 pub const LAST_CONNECTIONS: i32 = 9;
 
 /// `rsetsockopt` on an instance of repoll_create: a [`Handover`], which moves one of its members to
@@ -110,8 +110,8 @@ pub const HANDED_OVER: i32 = 12;
 pub const FORWARDER_EVENT: i16 = 0x0400;
 
 /// A flag of rrecv: the caller is librspreload, which uses the stream since [`HANDED_OVER`]. A call
-/// without it reads no more data, and fails with EAGAIN if it has read none. The kernel has no flag
-/// of this value.
+/// without the flag stops reading, and fails with EAGAIN if it has read no data. The kernel has no
+/// flag of this value.
 pub const FORWARDER_FLAG: i32 = 0x0100_0000;
 
 /// `rsetsockopt`, any descriptor: an int, a step of a fork(2) that runs no handlers. Does what

@@ -1,4 +1,4 @@
-//! Raises the soft limit of descriptors for a moment, for descriptors beyond it.
+//! Raises the soft limit on descriptors for a moment, for a call that needs higher descriptors.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -26,8 +26,8 @@ fn replace(limit: libc::rlimit) -> libc::rlimit {
     before
 }
 
-/// The program's soft limit while a thread has raised it, otherwise 0. Each library has one of
-/// these.
+/// The program's soft limit while a thread has raised the limit, otherwise 0. Each library has one
+/// such value.
 #[derive(Debug)]
 pub struct RaisedLimit(AtomicU64);
 

@@ -39,8 +39,8 @@ pub fn request(family: i32, flags: i32, states: u32, attributes: u8) -> [u8; REQ
     request
 }
 
-/// Returns the state and the inode in the payload of an answer. The inode is 0 if no descriptor
-/// refers to the socket.
+/// Returns the state and the inode in the payload of an answer; `None` if the payload is too short.
+/// The inode is 0 if no descriptor refers to the socket.
 pub fn state_and_inode(payload: &[u8]) -> Option<(u8, u32)> {
     Some((*payload.get(1)?, u32_at(payload, ANSWER - 4)?))
 }

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 pub const NAME: &CStr = c"rsockets";
 /// The first bytes of the table.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"rsockets");
-/// Changes when the layout changes.
+/// Version of the table's layout.
 pub const VERSION: u32 = 1;
 /// Number of entries.
 pub const ENTRIES: usize = 4095;
@@ -79,12 +79,12 @@ pub struct Entry {
     pub peer: [AtomicU64; ADDRESS / 8],
     /// The listen backlog.
     pub backlog: AtomicU32,
-    /// What has happened so far.
+    /// Traffic so far, and the sizes of the buffers.
     pub counters: Counters,
 }
 
-/// Counters and buffers of a connection or datagram socket. Bytes and messages are counted from its
-/// beginning.
+/// Counters and buffers of a connection or datagram socket. Bytes and messages are counted from the
+/// beginning of the connection or socket.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Counters {

@@ -1,5 +1,5 @@
-//! What the C headers have and cbindgen does not write: unnamed unions and enumerations, variable
-//! arguments, hexadecimal values, and commas and comments that C90 accepts.
+//! Adds what the C headers have and cbindgen does not write: unnamed unions and enumerations,
+//! variable arguments, hexadecimal values, and commas and comments that C90 accepts.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -18,8 +18,8 @@ const ENUMERATIONS: [&[&str]; 5] = [
 const UNIONS: [(&str, &str); 4] =
     [("rdma_addr_src", ""), ("rdma_addr_dst", ""), ("rdma_addr_transport", "addr"), ("rdma_cm_event_param", "param")];
 
-/// Finishes the header `text`. cbindgen has written it as items, with their comments, between empty
-/// lines.
+/// Finishes the header `text`, the output of cbindgen: items, with their comments, between empty
+/// lines. Fails if a constant of `ENUMERATIONS` is missing.
 pub fn finish(text: &str) -> Result<String, Box<dyn Error>> {
     let text = one_line_comments(text)
         .replace("#endif // __cplusplus", "#endif")
@@ -32,7 +32,7 @@ pub fn finish(text: &str) -> Result<String, Box<dyn Error>> {
     Ok(items.join("\n\n").trim().to_owned() + "\n")
 }
 
-/// Puts comments of one line on one line.
+/// Puts each comment with a single line of text on one line.
 fn one_line_comments(text: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     for line in text.lines() {
@@ -66,8 +66,8 @@ fn take_unions(items: Vec<&str>) -> (HashMap<&str, Vec<&str>>, Vec<&str>) {
     (unions, others)
 }
 
-/// Writes out `unions` where `item` has members of their types. Unnamed members are marked with
-/// `__extension__`, because C99 does not have them and -pedantic warns.
+/// Replaces the members of `item` whose types are in `unions` with the unions. Unnamed members are
+/// marked with `__extension__`, because C99 lacks unnamed members and -pedantic warns.
 fn unnamed_unions(item: &str, unions: &HashMap<&str, Vec<&str>>) -> String {
     let mut lines = Vec::new();
     for line in item.lines() {
@@ -108,7 +108,7 @@ fn unnamed_enumerations(mut items: Vec<String>) -> Result<Vec<String>, Box<dyn E
     Ok(items)
 }
 
-/// Values from 256 on in hexadecimal, no comma behind the last enumerator.
+/// Writes values from 256 on in hexadecimal, and removes the comma behind the last enumerator.
 fn tidy(item: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     for line in item.lines() {

@@ -51,7 +51,7 @@ const HEADERS: [Header; 2] = [
     },
 ];
 
-/// The text of `header`, from the sources below `root`.
+/// Returns the text of `header`, generated from the sources below `root`.
 fn generate(root: &Path, header: &Header) -> Result<String, Box<dyn Error>> {
     let config = Config::from_file(root.join("abi/headers/cbindgen.toml"))?;
     let mut builder = Builder::new().with_config(config);

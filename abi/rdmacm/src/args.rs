@@ -1,6 +1,6 @@
 //! Converts arguments of C functions to values of the core: structures, strings, buffers and
 //! addresses, and the memory for results. NULL fails with `EINVAL` where a structure is required,
-//! and with `EFAULT` for a buffer with a length.
+//! and with `EFAULT` for a buffer whose length is not 0.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{self, NonNull};
@@ -112,7 +112,7 @@ pub unsafe fn endpoint_info<'a>(info: *const rdma_addrinfo) -> Result<EndpointIn
     })
 }
 
-/// Returns `len` bytes; none for NULL, whatever the length (docs/compatibility.md).
+/// Returns `len` bytes; no bytes for NULL, whatever the length (docs/compatibility.md).
 ///
 /// # Safety
 /// `start` is NULL, or readable for `len` bytes that are unchanged during `'a`.
@@ -124,8 +124,8 @@ pub unsafe fn bytes<'a>(start: *const c_void, len: usize) -> &'a [u8] {
     unsafe { slice::from_raw_parts(start.cast(), len) }
 }
 
-/// Returns the `len` bytes of an address; none for NULL. Fails with `EINVAL` if no address is that
-/// long.
+/// Returns the `len` bytes of an address; no bytes for NULL. Fails with `EINVAL` if `len` exceeds
+/// [`MAX_ADDR`].
 ///
 /// # Safety
 /// `addr` is NULL, or readable for `len` bytes, up to [`MAX_ADDR`], that are unchanged during `'a`.
@@ -140,13 +140,13 @@ unsafe fn address_of_len<'a>(addr: *const sockaddr, len: socklen_t) -> Result<&'
 /// Maximum number of buffers of one call (IOV_MAX of limits.h).
 const MAX_BUFFERS: usize = 1024;
 
-/// Returns an array of `len` elements. Fails with `EFAULT` for NULL with a length.
+/// Returns an array of `len` elements. Fails with `EFAULT` if `start` is NULL and `len` is not 0.
 pub fn array<T>(start: *const T, len: usize) -> Result<NonNull<[T]>> {
     let start = if len == 0 { Some(NonNull::dangling()) } else { NonNull::new(start.cast_mut()) };
     start.map(|start| NonNull::slice_from_raw_parts(start, len)).ok_or(Errno::EFAULT)
 }
 
-/// Returns one buffer. Fails with `EFAULT` for NULL with a length.
+/// Returns one buffer. Fails with `EFAULT` if `start` is NULL and `len` is not 0.
 pub fn buffer(start: *mut c_void, len: size_t) -> Result<iovec> {
     Ok(iovec { iov_base: array(start.cast::<u8>(), len)?.as_ptr().cast(), iov_len: len })
 }
@@ -168,9 +168,9 @@ pub unsafe fn buffers<'a>(list: *const iovec, len: size_t) -> Result<&'a [iovec]
     Ok(list)
 }
 
-/// Stores an address for the program as accept(2) does: truncated to `*len` bytes, and its full
-/// length in `*len`, 0 without an address. Writes nothing if `addr` is NULL. Fails with `EFAULT` if
-/// only `len` is NULL.
+/// Stores an address for the program as accept(2) does: truncated to `*len` bytes, with the full
+/// length in `*len` (0 if `name` is `None`). Writes nothing if `addr` is NULL. Fails with `EFAULT`
+/// if only `len` is NULL.
 ///
 /// # Safety
 /// `len` is NULL, or valid for reads and writes. `addr` is NULL, or writable for `*len` bytes.
@@ -191,8 +191,8 @@ pub unsafe fn name_out(name: Option<&sockaddr_storage>, addr: *mut sockaddr, len
     Ok(())
 }
 
-/// Makes a result and stores it for the program. Fails with `EINVAL` for NULL, before `make` is
-/// called.
+/// Calls `make` and stores its result at `pointer`. Fails with `EINVAL` if `pointer` is NULL,
+/// before `make` is called.
 ///
 /// # Safety
 /// `pointer` is NULL or writable.
@@ -203,7 +203,7 @@ pub unsafe fn put<T>(pointer: *mut T, make: impl FnOnce() -> Result<T>) -> Resul
     Ok(())
 }
 
-/// Returns a structure that is read and updated. Fails with `EINVAL` for NULL.
+/// Returns a structure that the call reads and updates. Fails with `EINVAL` for NULL.
 ///
 /// # Safety
 /// `pointer` is NULL, or valid and used by nothing else during `'a`.

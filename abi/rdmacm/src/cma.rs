@@ -73,7 +73,7 @@ pub unsafe extern "C" fn rdma_event_str(event: rdma_cm_event_type_t) -> *const c
 /// Opens the RDMA devices. Returns a NULL-terminated array of their contexts.
 ///
 /// The devices stay open until rdma_free_devices() is called. num_devices, unless NULL, receives
-/// their number. Returns NULL and errno on failure.
+/// the number of contexts. Returns NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     pointer(Call::new("rdma_get_devices"), || {
@@ -97,9 +97,8 @@ pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
 
 /// Creates an id, the counterpart of a socket.
 ///
-/// channel: where its events are reported; NULL makes the id synchronous: each call waits until its
-/// operation is done. context: stored in id->context. ps: RDMA_PS_*. Returns 0, or -1
-/// and errno.
+/// channel: reports the events of the id. NULL makes the id synchronous: each call waits until its
+/// operation is done. context: stored in id->context. ps: RDMA_PS_*. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_id(
     channel: *mut rdma_event_channel,
@@ -116,8 +115,9 @@ pub unsafe extern "C" fn rdma_create_id(
 /// Creates a synchronous id from a result of rdma_getaddrinfo(): bound (RAI_PASSIVE), or with
 /// address and route resolved.
 ///
-/// pd, qp_init_attr: NULL, or PD and attributes of the QP. The QP of an active id is created by
-/// this call, those of a passive id by rdma_get_request(). Returns 0, or -1 and errno.
+/// pd, qp_init_attr: NULL, or PD and attributes of the QP. This call creates the QP of an active
+/// id; rdma_get_request() creates the QPs of the ids that a passive id receives. Returns 0, or -1
+/// and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_ep(
     id: *mut *mut rdma_cm_id,
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     quick_status(Call::gone("rdma_destroy_id", id), || cm::destroy_id(unsafe { OwnedId::from_c(id) }?))
 }
 
-/// Moves an id with its unread events to another channel; NULL makes it synchronous.
+/// Moves an id with its unread events to another channel. A NULL channel makes the id synchronous.
 ///
 /// Waits until all events of the id are acknowledged. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma
 
 /// Sets an option of an id.
 ///
-/// level: RDMA_OPTION_ID or RDMA_OPTION_IB; optname: one of that level; optval: the value, of
+/// level: RDMA_OPTION_ID or RDMA_OPTION_IB; optname: an option of this level; optval: the value, of
 /// optlen bytes. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_set_option(
@@ -177,14 +177,14 @@ pub unsafe extern "C" fn rdma_set_option(
     unsafe { quick_for_id("rdma_set_option", id, |id| cm::set_option(id, level, optname, value)) }
 }
 
-/// Returns the local port number of an id in network byte order; 0 if it has none.
+/// Returns the local port number of an id in network byte order; 0 if it is not bound.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> __be16 {
     // SAFETY: the C contract (crate documentation).
     report(Call::id("rdma_get_src_port", id), 0, || Ok(cm::get_src_port(unsafe { Id::from_c(id) }?)))
 }
 
-/// Returns the remote port number of an id in network byte order; 0 if it has none.
+/// Returns the remote port number of an id in network byte order; 0 if it has no peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> __be16 {
     // SAFETY: the C contract (crate documentation).
@@ -243,8 +243,8 @@ pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_
 
 /// Queues an event of the program on the id's channel.
 ///
-/// event: RDMA_CM_EVENT_USER; status and arg are its status and param.arg. Returns 0, or
-/// -1 and errno; EINVAL for other events and on kernels without user events.
+/// event: RDMA_CM_EVENT_USER; status and arg: the event's status and param.arg. Returns 0, or -1
+/// and errno; EINVAL for other events and on kernels without user events.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_write_cm_event(
     id: *mut rdma_cm_id,
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn rdma_write_cm_event(
 
 // Addresses, routes, connections.
 
-/// Binds an id to a local address, and to its device unless the address is a wildcard.
+/// Binds an id to a local address, and to the address's device unless the address is a wildcard.
 ///
 /// Port 0 stands for any free port. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
@@ -302,8 +302,8 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_i
 /// Requests a connection, or for datagrams the number and Q_Key of the peer's QP. The route must be
 /// resolved.
 ///
-/// conn_param: NULL, for RDMA_PS_TCP ids with a QP only, stands for the device's maximum of RDMA
-/// reads and 7 retries. Ends in RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
+/// conn_param: NULL stands for the device's maximum of RDMA reads and 7 retries; an RDMA_PS_TCP id
+/// then needs a QP. Ends in RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
 /// RDMA_CM_EVENT_UNREACHABLE or RDMA_CM_EVENT_CONNECT_ERROR; without a QP on the id,
 /// RDMA_CM_EVENT_CONNECT_RESPONSE comes first. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
@@ -342,9 +342,9 @@ pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut
 
 /// Accepts a connection request.
 ///
-/// id: the id of the request, not the listener. conn_param: NULL for the values that both sides
-/// support. Ends in RDMA_CM_EVENT_ESTABLISHED or an error event, except for datagrams. Returns 0,
-/// or -1 and errno.
+/// id: the id of the request, not the listener. conn_param: NULL stands for the maximum values that
+/// both sides support. Ends in RDMA_CM_EVENT_ESTABLISHED or an error event; for datagrams, no event
+/// follows. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     // SAFETY: the C contract (crate documentation).
@@ -390,7 +390,7 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 // Queue pairs, and multicast groups to which queue pairs are attached.
 
 /// Creates the QP of an id that is bound to a device, in the state INIT: receives can be posted.
-/// Connecting and accepting change its state.
+/// rdma_connect() and rdma_accept() change the QP's state.
 ///
 /// pd: NULL for the library's PD, which the ids of the device share. CQs that qp_init_attr lacks
 /// are created with completion channels, and stored in the id. qp_init_attr->cap receives the
@@ -465,8 +465,8 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
 /// Looks up addresses, and routes where an ibacm service knows them, for a host and a service.
 ///
 /// node: host name or address; service: service name or port number; hints: as for getaddrinfo(3).
-/// At least one of them is not NULL. res: receives a list for rdma_freeaddrinfo(). Returns 0; -1
-/// and errno; or an EAI_* code of getaddrinfo(3).
+/// At least one of these three is not NULL. res: receives a list for rdma_freeaddrinfo(). Returns
+/// 0; -1 and errno; or an EAI_* code of getaddrinfo(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
@@ -474,7 +474,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     res: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    // The value that is returned if errno is set.
+    // The value to return if the call fails with errno set.
     let mut failed = -1;
     // SAFETY: the C contract (crate documentation).
     let result = report(Call::new("rdma_getaddrinfo"), None, || unsafe {
@@ -505,12 +505,12 @@ pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
     free("rdma_freeaddrinfo", || unsafe { AddrInfoList::from_c(res) });
 }
 
-/// Like rdma_getaddrinfo() in the background: ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or
+/// Like rdma_getaddrinfo(), but in the background. Ends in RDMA_CM_EVENT_ADDRINFO_RESOLVED or
 /// RDMA_CM_EVENT_ADDRINFO_ERROR.
 ///
-/// hints->ai_flags: RAI_SA asks the subnet administrator for a service, without a node; RAI_DNS, or
-/// neither, asks the name service. Returns 0, or -1 and errno: EBUSY until rdma_query_addrinfo()
-/// has returned the last result.
+/// hints->ai_flags: RAI_SA queries the subnet administrator for a service, and needs a NULL node;
+/// without RAI_SA, the name service is queried. Returns 0, or -1 and errno: EBUSY until
+/// rdma_query_addrinfo() has returned the last result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_addrinfo(
     id: *mut rdma_cm_id,
@@ -526,10 +526,10 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
     }
 }
 
-/// Returns the result of rdma_resolve_addrinfo(), only once.
+/// Returns the result of rdma_resolve_addrinfo(). Each result is returned only once.
 ///
 /// info: receives a list for rdma_freeaddrinfo(). Returns 0, or -1 and errno: ENOENT if there is no
-/// result, or it was returned before.
+/// result, or if the result was returned before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
     // SAFETY: the C contract (crate documentation).

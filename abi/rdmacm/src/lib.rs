@@ -1,6 +1,6 @@
 //! The C entry points of librdmacm.so.1.
 //!
-//! Each exported function is a shim: it checks the pointers that may not be NULL, calls the core,
+//! Each exported function is a shim: it checks the pointers that must not be NULL, calls the core,
 //! and reports the outcome the C way (-1 or NULL, and `errno`). C programmers read the comments of
 //! the exported functions, because cbindgen generates `include/rdma/*.h` from these files. The
 //! exports are listed in `symbols.map`.

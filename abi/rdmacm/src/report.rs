@@ -51,7 +51,7 @@ impl Call {
         Call { name, about: About::Id(id), address: None }
     }
 
-    /// Creates a call that concerns an id, which it may have destroyed.
+    /// Creates a call that concerns an id, and that may destroy the id.
     #[inline]
     pub const fn gone(name: &'static str, id: *mut rdma_cm_id) -> Call {
         Call { name, about: About::Gone(id), address: None }
@@ -74,7 +74,7 @@ impl Call {
     }
 
     /// Adds the destination of a datagram. For a stream the address is ignored, because programs
-    /// pass invalid ones.
+    /// pass invalid addresses.
     ///
     /// # Safety
     /// When the call fails on a datagram socket, `len` bytes at `address` are readable, unless it
@@ -97,8 +97,8 @@ impl Call {
         }
     }
 
-    /// Returns the addresses and device of the id or rsocket, with the address argument in place of
-    /// an unknown address. `None` if nothing is known.
+    /// Returns the addresses and device of the id or rsocket; `None` if nothing is known. The
+    /// address argument replaces an unknown address, and for a datagram the peer's address.
     fn endpoints(&self) -> Option<Endpoints> {
         let mut endpoints = match self.about {
             About::Nothing | About::Gone(_) => None,
@@ -122,9 +122,9 @@ impl Call {
     }
 }
 
-/// Runs a call for its C caller. Returns its value on success, with `errno` as it was before;
-/// otherwise `failed`, with `errno` set. `call` describes the failed call in the log. Fails with
-/// `EAGAIN` in a signal handler that has interrupted another call.
+/// Runs a call for its C caller. Returns the result of `run` with `errno` unchanged; on failure
+/// `failed`, with `errno` set. `call` describes the failed call in the log. Fails with `EAGAIN` in
+/// a signal handler that has interrupted another call.
 pub fn report<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     report_quick(call, failed, || cancel::in_call(run))
 }

@@ -18,8 +18,8 @@ use crate::args::{array, buffer, buffers, name_out};
 use crate::report::{Call, report, report_quick, report_unmarked, report_waiting, would_block};
 use crate::status;
 
-/// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK
-/// and SOCK_CLOEXEC.
+/// Creates an rsocket: AF_INET, AF_INET6 or AF_IB; SOCK_STREAM or SOCK_DGRAM, optionally with
+/// SOCK_NONBLOCK and SOCK_CLOEXEC.
 ///
 /// Returns a descriptor for the calls below, or -1 and errno.
 #[unsafe(no_mangle)]
@@ -212,7 +212,7 @@ unsafe fn send_any<const WRITE: bool>(socket: c_int, buf: *const c_void, len: si
     report_waiting(call, -1, || unsafe { sent(socket, &[buffer(buf.cast_mut(), len)?], flags, calls::no_address) })
 }
 
-/// Sends, and triggers the probe for tracers. Returns the number of bytes.
+/// Sends, and triggers the probe for tracers. Returns the number of bytes that were sent.
 ///
 /// # Safety
 /// The buffers are readable for their lengths.
@@ -229,7 +229,7 @@ unsafe fn sent(
 }
 
 /// Sends a small message of several buffers if this needs no waiting, and triggers the probe for
-/// tracers. Returns the number of bytes, or `None` if [`sent`] has to be called.
+/// tracers. Returns the number of bytes sent, or `None` if [`sent`] has to be called.
 ///
 /// # Safety
 /// `iov` is NULL, or has `count` buffers, which are readable for their lengths.
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, f
     unsafe { send::<false>(socket, buf, len, flags) }
 }
 
-/// Returns the destination of a datagram, if one is given.
+/// Returns the destination of a datagram; `None` if `addr` is NULL.
 ///
 /// # Safety
 /// `addr` is NULL or readable for `len` bytes.
@@ -346,7 +346,7 @@ pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int
     })
 }
 
-/// poll(2) for rsockets and other descriptors together. timeout: in milliseconds; -1 for none.
+/// poll(2) for rsockets and other descriptors together. timeout: in milliseconds; -1: no limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the C contract (crate documentation).
@@ -443,11 +443,11 @@ pub unsafe extern "C" fn rfcntl(socket: c_int, cmd: c_int, arg: rfcntl_argument)
     report(Call::socket("rfcntl", socket), -1, || calls::control(socket, cmd, arg))
 }
 
-/// Lets the peer write to len bytes at buf with riowrite(); with prot PROT_NONE only registers them
-/// for local use.
+/// Lets the peer write to len bytes at buf with riowrite(); with prot PROT_NONE, only registers the
+/// bytes for local use.
 ///
-/// prot: PROT_WRITE or PROT_NONE; flags: 0; offset: what the peer passes to riowrite() for these
-/// bytes, -1 for the address of buf. Returns the offset, or -1 and errno.
+/// prot: PROT_WRITE or PROT_NONE; flags: 0; offset: the offset that the peer passes to riowrite()
+/// for these bytes; -1 for the address of buf. Returns the offset, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn riomap(
     socket: c_int,
@@ -506,8 +506,8 @@ pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *m
     })
 }
 
-/// epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds; -1 for
-/// none.
+/// epoll_wait(2) for descriptors that repoll_create() returned. timeout: in milliseconds; -1: no
+/// limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
     report_waiting(Call::socket("repoll_wait", epfd), -1, || {
