@@ -1,4 +1,4 @@
-//! Addresses of GIDs, and the header that carries the addresses of a connection to the peer.
+//! AF_IB addresses, and the header that carries the addresses of a connection to the peer.
 //!
 //! The header precedes the private data of a connection request (the IP addressing annex of the
 //! InfiniBand specification, A11): {version and reserved bits u8 = 0, IP version in the upper half
@@ -11,7 +11,7 @@ use libc::{AF_INET, AF_INET6};
 use crate::ffi::{RDMA_IB_IP_PORT_MASK, RDMA_IB_IP_PS_MASK};
 use crate::os::sockaddr::{AF_IB, SockAddr, SockaddrIb};
 
-/// The default partition with full membership, in any byte order.
+/// P_Key of the default partition with full membership; the same in both byte orders.
 pub const DEFAULT_PKEY: u16 = 0xFFFF;
 
 /// A GID, or an IPv6 address.

@@ -1,16 +1,17 @@
 //! Queries to ibacm: where ibacm listens, the connection to it, and the handling of its failures.
 //!
-//! If there is no daemon, or the daemon closes the connection, sends an invalid answer or sends
-//! none in time, the caller continues as if ibacm knew no answer. Connecting, sending and receiving
-//! together take [`ANSWER_TIMEOUT`] at most.
+//! If there is no daemon, or the daemon closes the connection, sends an invalid answer or sends no
+//! answer in time, the caller continues as if ibacm had found nothing. Connecting, sending and
+//! receiving together take [`ANSWER_TIMEOUT`] at most.
 //!
 //! One connection is kept open between calls. A caller takes the connection out of its [`Slot`] for
 //! a request and puts it back after a valid answer. Meanwhile other callers open connections of
 //! their own; a connection that is put back while the slot is full is closed. So no lock is held
 //! while waiting, requests never share a connection, and fork() finds no lock held. The slot also
 //! stores which process opened the connection, and the kernel's name for the socket (SO_COOKIE). A
-//! child process neither uses nor closes its parent's connection. Nor does the process itself once
-//! the program has closed the descriptor, which may refer to another file by then.
+//! child process neither uses nor closes its parent's connection. If the program has closed the
+//! descriptor, which may then refer to another file, the process that opened the connection neither
+//! uses nor closes the descriptor.
 
 use std::ffi::c_int;
 use std::fs::OpenOptions;
@@ -32,13 +33,13 @@ use super::wire::{Answer, HEADER_LEN, Header, MAX_RECORDS, Query, RECORD_LEN, Re
 /// administrator after a timeout of 2 s and two retries, so a useful answer arrives earlier.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timeout for a thread for which others wait: long enough for an answer from ibacm's cache.
+/// Timeout for a thread for which other threads wait: long enough for an answer from ibacm's cache.
 pub const CACHED_ANSWER_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// For how long callers do not look for ibacm after it was not found: on the many machines without
-/// ibacm, most connections then make no system calls for it. A daemon that starts meanwhile is
-/// found with this delay. Once a daemon was found, every call looks for it: a missing daemon is
-/// taken to be restarting.
+/// Time after a failed search for ibacm during which callers do not search again: on the many
+/// machines without ibacm, most connections need no system calls for ibacm. A daemon that starts
+/// meanwhile is found with this delay. Once a daemon was found, every call looks for ibacm: a
+/// missing daemon is assumed to be restarting.
 pub const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Value of `Client::missed` once a daemon was found.
@@ -58,8 +59,8 @@ pub struct Client<'a> {
     paths: SocketPaths<'a>,
     timeout: Duration,
     retry_delay: Duration,
-    /// Time at which no daemon was found last, in milliseconds of the monotonic clock. 0 before the
-    /// first search, [`SEEN`] once a daemon was found.
+    /// Time of the latest failed search for a daemon, in milliseconds of the monotonic clock. 0
+    /// before the first search, [`SEEN`] once a daemon was found.
     missed: AtomicU64,
     slot: Slot,
     last_tid: AtomicU64,
@@ -73,8 +74,8 @@ impl<'a> Client<'a> {
         Client { paths, timeout, retry_delay, missed, slot: Slot::new(), last_tid }
     }
 
-    /// Asks ibacm. Returns `None` if `query` is empty, there is no daemon, no valid answer comes in
-    /// time, or the daemon found nothing.
+    /// Asks ibacm. Returns `None` if `query` is empty, if there is no daemon, if no valid answer
+    /// arrives in time, or if the daemon found nothing.
     pub fn ask(&self, query: &Query) -> Option<Answer> {
         self.ask_within(query, self.timeout)
     }
@@ -164,7 +165,7 @@ fn parse_port(text: &[u8]) -> Option<u16> {
     std::str::from_utf8(text.get(..end)?).ok()?.parse().ok().filter(|port| *port != 0)
 }
 
-/// Holds one idle connection, or none.
+/// Holds at most one idle connection.
 struct Slot {
     /// Process id in the upper half, descriptor or [`BUSY`] in the lower; 0 when empty.
     kept: AtomicU64,

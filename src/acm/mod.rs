@@ -29,8 +29,8 @@ pub fn client() -> &'static Client<'static> {
 }
 
 /// Asks ibacm for the paths from `src` to `dst`, for rdma_resolve_route(). [`Paths::as_bytes`] of
-/// the result is the value of RDMA_OPTION_IB_PATH. Returns `None` if ibacm gives no path, so that
-/// the kernel has to resolve the route.
+/// the result is the value of RDMA_OPTION_IB_PATH. Returns `None` if ibacm gives no path: the
+/// kernel then has to resolve the route.
 pub fn resolve_path(
     client: &Client<'_>,
     src: Option<SockAddr>,

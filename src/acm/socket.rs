@@ -127,8 +127,8 @@ pub fn has_input(fd: &OwnedFd) -> bool {
     poll(fd, libc::POLLIN, 0) != 0
 }
 
-/// Called after a system call failed. Returns `Ok` if the call should be repeated; after EAGAIN
-/// only when one of `events` has occurred.
+/// Called after a system call failed. After EAGAIN, waits for `events`. Returns `Ok` if the system
+/// call should be repeated, otherwise its error.
 fn retry(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
     match Errno::last() {
         Errno::EAGAIN => wait(fd, events, deadline),

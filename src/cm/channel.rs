@@ -1,5 +1,5 @@
-//! Event channels, each of which is an open `rdma_cm` device. rdma_migrate_id(3) moves an id to
-//! another channel.
+//! Event channels, each of which is an open file of the `rdma_cm` device. rdma_migrate_id(3) moves
+//! an id to another channel.
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
@@ -16,7 +16,7 @@ use crate::os::library_fds::OwnFd;
 use crate::ucm;
 use crate::ucm::chardev::RdmaCm;
 
-/// An event channel in use: `struct rdma_event_channel`.
+/// A reference to an event channel, `struct rdma_event_channel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventChannel(NonNull<rdma_event_channel>);
 
@@ -42,7 +42,8 @@ impl EventChannel {
     }
 }
 
-/// An event channel that nothing else uses. Dropping it is rdma_destroy_event_channel(3).
+/// An event channel that nothing else uses. Dropping the value implements
+/// rdma_destroy_event_channel(3).
 #[derive(Debug)]
 pub struct OwnedChannel(NonNull<rdma_event_channel>);
 
@@ -105,9 +106,9 @@ pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
         Some(channel) => (channel, false),
         None => (EventChannel(create_event_channel()?.into_c()), true),
     };
-    // Change the id first, then the kernel, so that a thread that reads from the new channel finds
-    // the id there at once. If the id owned the old channel, destroy it last, so that no thread
-    // finds the id with a closed descriptor.
+    // Change the channel in the id first, then in the kernel, so that a thread that reads events
+    // from the new channel finds the new channel in the id. If the id owned the old channel,
+    // destroy it last, so that no thread finds the id with a closed descriptor.
     let (old, old_fd) = (id.channel(), id.fd());
     id.set_channel(target.as_c());
     id.set_sync(own);
@@ -135,11 +136,11 @@ pub fn migrate_id(id: &Id, channel: Option<EventChannel>) -> Result<()> {
 }
 
 /// Moves an asynchronous id in the kernel to a new file, which the caller puts in place of the
-/// channel's file. This works for a process that has changed its user since it opened the channel,
-/// whose other commands fail with `EACCES`: the kernel only checks who opened the file that the id
-/// is moved to. Unread events move along, but the ids of connection requests among them stay on the
-/// former file. So the former file is kept until [`forget_former`], and reading a connection
-/// request moves its id.
+/// channel's file. This works even if the process has changed its user since it opened the channel,
+/// so that other commands on the channel fail with `EACCES`: here the kernel only checks who opened
+/// the new file. Unread events move to the new file, but the ids of unread connection requests stay
+/// on the former file. So the former file is kept until [`forget_former`], and reading a connection
+/// request moves its id to the new file.
 pub fn move_to_new_file(id: &Id) -> Result<OwnedFd> {
     let new = library()?.node.try_open()?;
     let former = OwnFd::duplicate(id.fd())?;
@@ -155,7 +156,7 @@ pub(super) fn fetch_from_former(listener: &Id, handle: u32) {
     // The lock is not held during calls to the kernel.
     let former = mem::take(&mut listener.state().former);
     for file in &former {
-        // Fails for all files but the one that the request arrived at.
+        // Fails for every file other than the one on which the request arrived.
         let _ = ucm::migrate_id(listener.fd(), handle, file.as_raw_fd());
     }
     listener.state().former = former;

@@ -29,8 +29,8 @@ pub fn connect(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
     operation.complete()
 }
 
-/// Sets the id's RDMA read resources. `has_peer_values`: the id holds the peer's values. Fails like
-/// [`check_resources`] and [`params::check_length`].
+/// Sets the id's RDMA read resources. `has_peer_values` is true if the id holds the peer's values.
+/// Fails like [`check_resources`] and [`params::check_length`].
 fn decide(id: &Id, param: Option<ConnParam<'_>>, has_peer_values: bool) -> Result<()> {
     let mut state = id.state();
     let limits = state.bound.map(|bound| bound.limits);
@@ -41,8 +41,8 @@ fn decide(id: &Id, param: Option<ConnParam<'_>>, has_peer_values: bool) -> Resul
     Ok(())
 }
 
-/// Returns the program's values. A value that the program does not give becomes the maximum that
-/// the peer and the device support.
+/// Returns the program's values. A value that is missing or [`RDMA_MAX_RESP_RES`] becomes the
+/// maximum that both the peer and the device support.
 fn negotiate(peer: (u8, u8), param: Option<ConnParam<'_>>, limits: Option<Limits>) -> (u8, u8) {
     let choose = |given: Option<u8>, peer: u8, device: Option<u8>| match given {
         Some(number) if u32::from(number) != RDMA_MAX_RESP_RES => number,
@@ -81,7 +81,7 @@ fn check_resources(id: &Id, param: Option<ConnParam<'_>>, limits: Option<Limits>
 }
 
 /// Completes a connection on the active side after the peer's reply: moves the QP to RTS, then
-/// makes the kernel send the "ready to use" message.
+/// makes the kernel send the "ready to use" message. Moves the QP to ERR on failure.
 pub(super) fn complete_response(id: &Id, reply: rdma_ucm_ece) -> Result<()> {
     let done = params::take_reply(id, reply)
         .and_then(|()| qp::to_rtr(id, None))
@@ -162,7 +162,8 @@ fn id_of_request(event: &OwnedEvent) -> Result<OwnedId> {
     unsafe { OwnedId::from_c(event.id) }
 }
 
-/// Implements rdma_accept(3): moves the QP to RTS, unless the id is for datagrams, and accepts.
+/// Implements rdma_accept(3): moves the QP to RTS, unless the id is for datagrams, and accepts the
+/// request.
 pub fn accept(id: &Id, param: Option<ConnParam<'_>>) -> Result<()> {
     probes::cm_accept(id.as_c());
     decide(id, param, true)?;
@@ -198,7 +199,8 @@ pub fn reject(id: &Id, private_data: &[u8]) -> Result<()> {
     ucm::reject(id.fd(), id.handle(), REASON_CONSUMER, private_data)
 }
 
-/// Implements rdma_reject_ece(3): tells the peer that its ECE offer is the reason.
+/// Implements rdma_reject_ece(3): rejects the connection, and gives the peer's ECE offer as the
+/// reason.
 pub fn reject_ece(id: &Id, private_data: &[u8]) -> Result<()> {
     ucm::reject(id.fd(), id.handle(), REASON_VENDOR_OPTION, private_data)
 }

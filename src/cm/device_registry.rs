@@ -2,9 +2,9 @@
 //! share.
 //!
 //! A device is opened when the first id is bound to it and stays open until the process ends:
-//! programs use `id->verbs`, and objects created on it, beyond the life of the id, and their
-//! threads may run to the end. Only a device that has been removed from the machine is closed, with
-//! its last user.
+//! programs use `id->verbs`, and objects created on it, after the id is destroyed, and threads that
+//! use them may run until the process ends. A device that was removed from the machine is the only
+//! exception: it is closed when it has no more uses.
 //!
 //! [`get_devices`] lists all devices of the machine.
 
@@ -27,7 +27,7 @@ pub(super) static REGISTRY: GlobalLock<Registry> = GlobalLock::new(Registry::new
 /// The open devices.
 pub struct Registry {
     slots: Vec<Option<Open>>,
-    /// The device list that [`cache_list`] or [`acquire`] has obtained last.
+    /// The latest device list from [`cache_list`] or [`acquire`].
     listed: Option<DeviceList>,
 }
 
@@ -35,16 +35,17 @@ struct Open {
     identity: Identity,
     context: NonNull<ibv_context>,
     limits: Limits,
-    /// Whether the link layer of a port is InfiniBand, by port number; `None` until it is queried.
+    /// For each port number, whether the port's link layer is InfiniBand; `None` before the query.
     infiniband: [Option<bool>; 256],
     pd: Option<NonNull<ibv_pd>>,
     xrcd: Option<NonNull<ibv_xrcd>>,
-    /// Number of ids bound to the device, of PDs of connections on it, and of lists from
-    /// [`hold_all`] that contain it. The PD and the XRC domain are kept while this number is not 0.
+    /// Number of uses: ids bound to the device, PDs of connections on the device, and lists from
+    /// [`hold_all`] that contain the device. The PD and the XRC domain are kept while `uses` is not
+    /// 0.
     uses: usize,
     /// Whether the device was removed from the machine.
     gone: bool,
-    /// The process that opened the device: the kernel lets no child use it.
+    /// The process that opened the device. The kernel does not let child processes use the device.
     owner: Owner,
 }
 
@@ -105,7 +106,7 @@ pub fn acquire(guid: u64, index: Option<u32>) -> Result<Bound> {
     Ok(Bound { slot, context: device.context, pd, limits: device.limits })
 }
 
-/// Adds another use of a device to which an id is bound. [`release`] ends it, too.
+/// Adds another use of a device to which an id is bound. [`release`] ends this use, too.
 pub fn share(bound: &Bound) -> Result<Bound> {
     let mut registry = REGISTRY.lock();
     registry.device(bound.slot)?.uses += 1;
@@ -117,7 +118,7 @@ pub fn release(bound: Bound) {
     REGISTRY.lock().end_use(bound.slot);
 }
 
-/// Returns the XRC domain that all ids on the device share.
+/// Returns the XRC domain that all ids on the device share. Opens the domain if necessary.
 pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
     let mut registry = REGISTRY.lock();
     let device = registry.device(bound.slot)?;
@@ -128,9 +129,9 @@ pub fn xrcd(bound: &Bound) -> Result<NonNull<ibv_xrcd>> {
     }
 }
 
-/// Returns whether the link layer of a port is InfiniBand. The kernel is asked once, without the
-/// lock, because the query may wait for the device's firmware. The caller's id stays bound to the
-/// device meanwhile.
+/// Returns whether the link layer of a port is InfiniBand. The result of the query is kept. The
+/// query is made without the lock, because it may wait for the device's firmware; the caller's id
+/// keeps the device open meanwhile.
 pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
     let index = usize::from(port);
     if let Some(known) = REGISTRY.lock().device(bound.slot)?.infiniband[index] {
@@ -144,8 +145,8 @@ pub fn is_infiniband(bound: &Bound, port: u8) -> Result<bool> {
 }
 
 /// Opens all devices of the machine and keeps them open until [`release_held`]. A device that
-/// cannot be opened is left out, unless opening it fails with an error for which `ends` returns
-/// true. Fails with `ENODEV` if there are no devices.
+/// cannot be opened is left out; but if `ends` returns true for the error, the call fails with this
+/// error. Fails with `ENODEV` if there are no devices.
 pub fn hold_all(ends: impl Fn(Errno) -> bool) -> Result<Vec<NonNull<ibv_context>>> {
     let mut registry = REGISTRY.lock();
     let list = DeviceList::new().map_err(|error| lack().filter(|&lack| ends(lack)).unwrap_or(error))?;
@@ -178,7 +179,7 @@ pub fn hold_all(ends: impl Fn(Errno) -> bool) -> Result<Vec<NonNull<ibv_context>
     Ok(contexts)
 }
 
-/// Releases one context of [`hold_all`].
+/// Ends the use of a context from [`hold_all`].
 pub fn release_held(context: NonNull<ibv_context>) {
     let mut registry = REGISTRY.lock();
     let held = |slot: &Option<Open>| slot.as_ref().is_some_and(|open| open.context == context && open.uses > 0);
@@ -204,15 +205,16 @@ impl Registry {
         }
     }
 
-    /// Returns the slot of an open device of this process.
+    /// Returns the slot of the named device if this process has opened it and the device is not
+    /// gone.
     fn find(&self, guid: u64, index: Option<u32>) -> Option<usize> {
         let is_it = |open: &Open| !open.gone && open.owner.is_this_process() && open.identity.matches(guid, index);
         self.slots.iter().position(|slot| slot.as_ref().is_some_and(is_it))
     }
 
-    /// Opens the device in the cached list. If the list lacks the device, or the device does not
-    /// open, tries again with a new list. A new list does not help against a lack of descriptors or
-    /// memory.
+    /// Opens the named device from the cached list and returns its slot. If the list lacks the
+    /// device, or the device does not open, tries a new list, unless the error does not concern the
+    /// device ([`may_pass`]).
     fn open_named(&mut self, guid: u64, index: Option<u32>) -> Result<usize> {
         let listed = self.listed.as_ref().and_then(|list| named(list, guid, index));
         // SAFETY: the cached list, which has the device, exists.
@@ -226,8 +228,8 @@ impl Registry {
         self.forget_missing(list.devices());
         let device = named(&list, guid, index).ok_or(Errno::ENODEV);
         let opened = match (device?, tried) {
-            // This device failed to open above: libibverbs has one structure for a device as long
-            // as a list holds it.
+            // The same device failed to open above: libibverbs keeps the structure of a device as
+            // long as a list contains the device.
             (device, Some(failed)) if Some(device) == listed => failed,
             // SAFETY: `list` exists.
             (device, _) => unsafe { self.open(device) },
@@ -292,7 +294,7 @@ impl Registry {
     }
 
     /// Frees the PD and the XRC domain of a device without uses, and closes it if it was removed
-    /// from the machine. A device that the parent process opened is for the parent to close.
+    /// from the machine. Does nothing for a device that a parent process opened.
     fn free_unused(&mut self, slot: usize) {
         let is_unused = |open: &&mut Open| open.uses == 0 && open.owner.is_this_process();
         let Some(open) = self.device(slot).ok().filter(is_unused) else { return };
@@ -331,16 +333,16 @@ impl Identity {
         unsafe { Identity { guid: verbs::guid(device), index: verbs::index(device), name: verbs::name(device) } }
     }
 
-    /// Returns whether the device has this GUID, and this index unless either index is unknown.
+    /// Returns whether the device has this GUID and this index. An unknown index matches any index.
     fn matches(&self, guid: u64, index: Option<u32>) -> bool {
         self.guid == guid && (self.index.is_none() || index.is_none() || self.index == index)
     }
 }
 
-/// Returns whether a device was removed from the machine. If descriptors ran out while a list was
-/// made, libibverbs silently leaves devices out of the list, and descriptors may have become free
-/// since. So it is not enough that the device is not listed: the list must have another device of
-/// its name, or sysfs no device of its name.
+/// Returns whether a device was removed from the machine. A device that is not listed may still
+/// exist: libibverbs silently leaves devices out of a list if descriptors run out. So the device
+/// counts as removed only if, in addition, the list has another device with the same name, or sysfs
+/// has no device with this name.
 fn is_gone(
     device: &Identity,
     mut listed: impl Iterator<Item = Identity> + Clone,
@@ -350,8 +352,8 @@ fn is_gone(
     !is_listed && (listed.any(|other| other.name == device.name) || !is_in_sysfs())
 }
 
-/// Returns the error of opening a descriptor now, or `None` if that succeeds: libibverbs does not
-/// report that it lacked a descriptor.
+/// Tries to open a descriptor, because libibverbs does not report a lack of descriptors. Returns
+/// the error, or `None` if a descriptor was opened.
 fn lack() -> Option<Errno> {
     EventFd::new().err()
 }
@@ -380,8 +382,8 @@ fn clamp(maximum: c_int) -> u8 {
     maximum.clamp(0, c_int::from(u8::MAX)) as u8
 }
 
-/// A NULL-terminated array of device contexts, which are released when the value is dropped:
-/// rdma_free_devices(3).
+/// A NULL-terminated array of device contexts. Dropping the value releases the contexts and frees
+/// the array: rdma_free_devices(3).
 #[derive(Debug)]
 pub struct DeviceContexts(NonNull<*mut ibv_context>);
 
@@ -389,8 +391,8 @@ impl DeviceContexts {
     /// Takes back an array from [`into_c`](Self::into_c). Returns `None` for NULL.
     ///
     /// # Safety
-    /// `array` is NULL or from `into_c`. Nothing uses the array from now on, nor a context for
-    /// which the array is the only use.
+    /// `array` is NULL or from `into_c`. From now on, nothing uses the array, or a context that has
+    /// no other use.
     pub unsafe fn from_c(array: *mut *mut ibv_context) -> Option<DeviceContexts> {
         NonNull::new(array).map(DeviceContexts)
     }

@@ -34,17 +34,17 @@ pub struct EndpointInfo<'a> {
     pub dst: Option<AddrRef<'a>>,
     /// An array of `struct ibv_path_data`, which only the kernel reads.
     pub route: *const [u8],
-    /// Put in front of the private data of the connection request.
+    /// Data that precedes the private data of the connection request.
     pub connect_data: &'a [u8],
 }
 
-/// The attributes for the QPs of an endpoint, if it has any.
+/// The attributes for the QPs of an endpoint; `None` if the library creates no QPs.
 type QpAttr<'a> = Option<InitAttr<'a, ibv_qp_init_attr>>;
 
-/// Implements rdma_create_ep(3). Returns an id that is bound (RAI_PASSIVE), or one that has an
-/// address, a route and a QP. `pd` and `attr` are the PD and the attributes of an active endpoint's
-/// QP, or of the QPs of a passive endpoint's connections. Without `pd` the library's PD is used;
-/// without `attr` no QP is created.
+/// Implements rdma_create_ep(3). Returns a bound id for RAI_PASSIVE, otherwise an id with resolved
+/// addresses, a route and a QP. `pd` and `attr` are the PD and the attributes of an active
+/// endpoint's QP, or of the QPs of a passive endpoint's connections. Without `pd` the library's PD
+/// is used; without `attr` no QP is created.
 pub fn create_ep(info: &EndpointInfo<'_>, pd: Option<Pd>, attr: QpAttr<'_>) -> Result<OwnedId> {
     let new = owned_id::create(None, ptr::null_mut(), info.port_space, info.qp_type)?;
     let prepare = || {

@@ -1,11 +1,12 @@
 //! The process-wide locks of the connection manager, which survive fork(): in the child every lock
 //! is free, and devices are opened anew.
 //!
-//! fork() takes the locks, so that their data is consistent in the child. It does not wait for a
-//! lock that its own thread holds, and waits only for a limited time for another thread's.
+//! fork() takes the locks, so that their data is consistent in the child. fork() does not wait for
+//! a lock that its own thread holds, and waits only for a limited time for a lock that another
+//! thread holds.
 //!
-//! The kernel refuses the parent's channels to the child (it checks who opened them), so no open
-//! object can be shared. Ids created after the fork work in both processes. `before` takes the
+//! The kernel does not let the child use the parent's channels (it checks who opened them), so no
+//! open object can be shared. Ids created after the fork work in both processes. `before` takes the
 //! global locks in the order in which all code takes them (docs/concurrency.md).
 
 use std::cell::UnsafeCell;
@@ -28,7 +29,7 @@ pub struct GlobalLock<T: 'static> {
     held: UnsafeCell<Option<Guard<'static, T>>>,
 }
 
-/// Access to the value; dropping it unlocks.
+/// Access to the value; dropping the guard releases the lock.
 pub type Guard<'a, T> = sync::Guard<'a, T>;
 
 // SAFETY: `held` is touched only by the thread that holds the lock.
@@ -50,9 +51,9 @@ impl<T> GlobalLock<T> {
         self.lock.try_lock()
     }
 
-    /// Called before fork(): takes the lock and keeps it until the handlers after fork(). Leaves
-    /// the lock alone if this thread holds it (a signal handler that interrupted one of our calls
-    /// forks), or if another thread does not release it in time.
+    /// Called before fork(): takes the lock and keeps it until the handlers after fork() run.
+    /// Leaves the lock alone if this thread holds it (a signal handler that interrupted one of our
+    /// calls forks), or if another thread does not release it in time.
     pub fn before_fork(&'static self) {
         if let Some(guard) = self.lock.lock_within(FORK_LOCK_TIMEOUT) {
             // SAFETY: this thread holds the lock.
@@ -91,7 +92,7 @@ impl<T> GlobalLock<T> {
         }
     }
 
-    /// Releases what `before_fork` took. This thread holds the lock.
+    /// Releases the lock that `before_fork` took. The calling thread holds the lock.
     fn release(&self) {
         // SAFETY: only the thread that holds the lock touches `held`.
         drop(unsafe { (*self.held.get()).take() });
@@ -103,7 +104,7 @@ static HANDLERS: Handlers = Handlers { before, in_parent, in_child };
 /// Registers the handlers unless they were registered when the library was loaded.
 ///
 /// # Errors
-/// Fails with `ENOMEM` if the C library has no memory for them.
+/// Fails with `ENOMEM` if the C library has no memory for the handlers.
 pub fn register() -> Result<()> {
     fork::register(Layer::Cm, &HANDLERS)
 }

@@ -1,9 +1,9 @@
-//! Ids: the public structure with its addresses, and what the library keeps behind it.
+//! Ids: the public structure with its addresses, and the library's private data behind it.
 //!
 //! An id can be freed once the program has acknowledged all events that the kernel reported, which
 //! [`Completed`] counts. The kernel learns the library's `uid` for the id of a connection request
-//! when the program accepts. Some kernels report events before that, with the handle only: the
-//! table [`HANDLES`] finds the id.
+//! when the program accepts. Some kernels report earlier events of this id with the handle only:
+//! the table [`HANDLES`] maps the handle to the id.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -32,14 +32,15 @@ use crate::verbs::{
     ibv_transport_type,
 };
 
-/// An id: `struct rdma_cm_id`, which programs read and write, with the library's part behind it.
+/// An id: `struct rdma_cm_id`, which programs read and write, followed by the library's private
+/// data.
 ///
 /// The kernel sends the id's address back in events (`uid`), so the id never moves. The public
 /// fields have no lock: C programs order their uses of an id themselves (rdma_cm(7)).
 #[repr(C)]
 pub struct Id {
     public: UnsafeCell<rdma_cm_id>,
-    /// The number by which the kernel knows the id.
+    /// The kernel's handle of the id.
     handle: AtomicU32,
     /// Whether the id is synchronous: it owns its channel, and every call waits for its event.
     sync: AtomicBool,
@@ -58,38 +59,39 @@ unsafe impl Sync for Id {}
 /// libibverbs.
 #[derive(Default)]
 pub(super) struct State {
-    /// The device, once known.
+    /// The device; `None` before the id has a device.
     pub bound: Option<Bound>,
     /// RDMA reads and atomics outstanding to the peer, as negotiated.
     pub initiator_depth: u8,
     /// RDMA reads and atomics outstanding from the peer, as negotiated.
     pub responder_resources: u8,
-    /// The library gave up the connection after the peer had accepted: the REJECTED or DISCONNECTED
-    /// event that follows is not shown.
+    /// Whether the library failed to complete the connection after the peer had accepted. Later
+    /// REJECTED and DISCONNECTED events are not shown then.
     pub connect_failed: bool,
-    /// This is a listener whose connection requests may be shown without a device, which
-    /// [`resolve::open_request_device`](super::resolve::open_request_device) opens later.
+    /// Whether connection requests of this listener may be shown without an open device.
+    /// [`resolve::open_request_device`](super::resolve::open_request_device) opens the device
+    /// later.
     pub defers_devices: bool,
-    /// This is the id of a connection request to such a listener, and its device is not open, or
-    /// not all of its addresses and paths were queried.
+    /// Whether this is the id of a connection request (see `defers_devices`) whose device is not
+    /// open, or whose addresses and paths were not all queried.
     pub is_incomplete: bool,
-    /// Options the peer offered (enhanced connection establishment).
+    /// Options in the peer's request or reply (enhanced connection establishment).
     pub remote_ece: rdma_ucm_ece,
     /// Options to offer, or negotiated options.
     pub local_ece: rdma_ucm_ece,
     /// The array behind `route.path_rec`: nearly always one record.
     pub paths: SmallVec<[ibv_sa_path_rec; 1]>,
-    /// Put in front of the private data when connecting (`ai_connect` of an endpoint).
+    /// Data that precedes the private data of a connection request (`ai_connect` of an endpoint).
     pub connect_data: Vec<u8>,
     /// The attributes for the QPs of a passive endpoint's connections.
     pub template: Option<ibv_qp_init_attr>,
     /// State of rdma_resolve_addrinfo(3).
     pub search: Pending,
-    /// Multicast groups joined.
+    /// The multicast memberships of the id.
     #[allow(clippy::vec_box, reason = "the kernel identifies a membership by its address")]
     pub groups: Vec<Box<Group>>,
     /// The files from which `channel::move_to_new_file` has moved the id. They are kept until the
-    /// connection requests that wait there are read.
+    /// connection requests that are pending on them are read.
     pub former: Vec<OwnFd>,
 }
 
@@ -102,16 +104,16 @@ pub(super) struct Group {
     pub(super) context: *mut c_void,
     pub(super) addr: SockAddr,
     pub(super) send_only: bool,
-    /// Counts the events of the membership. The id counts them, too.
+    /// Counts the completed events of the membership, which the id counts, too.
     pub(super) completed: Completed,
-    /// GID and LID to which the QP is attached.
+    /// GID and LID to which the QP is attached; `None` if the QP is not attached.
     pub(super) attached: Mutex<Option<(ibv_gid, u16)>>,
 }
 
 // SAFETY: a state's pointers refer to libibverbs objects, which any thread may use.
 unsafe impl Send for State {}
 
-/// Reads and writes fields of the public structure.
+/// Defines methods that read and write fields of the public structure.
 macro_rules! public_fields {
     ($($field:ident $set:ident: $type:ty;)*) => {
         impl Id {
@@ -220,7 +222,8 @@ impl Id {
         self.sync.store(sync, Ordering::Relaxed);
     }
 
-    /// Returns whether the id is for datagrams: no connection, and `rdma_ud_param` in events.
+    /// Returns whether the id is for datagrams. Such an id has no connection, and its events have
+    /// `rdma_ud_param` parameters.
     pub(crate) fn is_ud(&self) -> bool {
         self.qp_type() == ibv_qp_type::IBV_QPT_UD
     }
@@ -279,7 +282,7 @@ impl Id {
         NonNull::new(self.verbs()).ok_or(Errno::EINVAL)
     }
 
-    /// Returns the id's QP.
+    /// Returns the id's QP, if the id has one.
     pub(super) fn own_qp(&self) -> Option<Qp> {
         // SAFETY: the QP in an id is live (`from_c`): the field is cleared when the QP is
         // destroyed.
@@ -340,8 +343,8 @@ impl Id {
     }
 }
 
-/// Counts events that were read and events that are completed: those that the program has
-/// acknowledged, and those that the library has consumed.
+/// Counts the events that were read from the kernel, and the events that are completed:
+/// acknowledged by the program, or consumed by the library.
 #[derive(Default)]
 pub struct Completed {
     /// Events that were read from the kernel.
@@ -350,7 +353,8 @@ pub struct Completed {
     completed: AtomicU32,
 }
 
-/// Flag: threads may be in `wait_for`. If it is clear, completing an event needs no system call.
+/// Flag: threads may be in `wait_for`. If the flag is clear, completing an event needs no system
+/// call.
 const AWAITED: u32 = 1;
 
 impl Completed {
@@ -391,8 +395,8 @@ impl Completed {
     }
 }
 
-/// The ids of connection requests, by handle. This is a hash table, because the kernel numbers the
-/// ids of all processes together: a process with few ids may have high numbers.
+/// The ids of connection requests, by handle. The table is a hash table, because handles are unique
+/// among all processes: a process with few ids may have large handles.
 pub(super) static HANDLES: GlobalLock<Handles> = GlobalLock::new(Handles::new());
 
 pub(super) struct Handles(Numbered<u32, NonNull<Id>>);
@@ -414,8 +418,8 @@ pub(super) fn insert_handle(handle: u32, id: NonNull<Id>) -> Result<()> {
     Ok(())
 }
 
-/// Removes `id` from the table, if it is there. Another id with this handle stays: after a fork,
-/// both processes may have an id with this handle.
+/// Removes `id` from the table if `handle` refers to it. Another id under `handle` stays: after a
+/// fork, the child may get a new id with the handle of an id that it inherited.
 pub(super) fn remove_handle(handle: u32, id: NonNull<Id>) {
     let mut table = HANDLES.lock();
     if table.0.get(&handle) == Some(&id) {

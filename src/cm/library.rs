@@ -1,4 +1,5 @@
-//! What is determined once per process: device node, command set version, AF_IB support.
+//! Properties of the kernel that are determined once per process: device node, command set version,
+//! AF_IB support.
 
 use once_cell::race::{OnceBool, OnceBox};
 
@@ -45,9 +46,9 @@ impl Library {
     }
 }
 
-/// No thread waits for another thread to initialize it: that thread may not exist in the child of a
-/// fork(), or a signal handler may have interrupted it. Concurrent threads determine the same
-/// value, and the first one is kept.
+/// No thread waits for another thread to initialize the library: the other thread may not exist in
+/// the child of a fork(), or a signal handler may have interrupted it. Concurrent threads determine
+/// the same value, and the first one is kept.
 static LIBRARY: OnceBox<Library> = OnceBox::new();
 
 /// Returns the library, which the first successful call initializes. Fails with `ENODEV` if there

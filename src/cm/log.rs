@@ -23,7 +23,7 @@ pub fn endpoints(id: &Id) -> Endpoints {
     Endpoints::new(id.source(), id.destination(), device, id.port_num())
 }
 
-/// Logs a failure of an rsocket's id outside of a call of the program.
+/// Logs a failure on an rsocket's id that occurred outside of the program's calls.
 #[cold]
 pub fn background(id: &Id, error: Errno, cause: Cause) {
     // SAFETY: the channel of an id is NULL or outlives the id.
@@ -50,7 +50,7 @@ pub(super) fn event(id: &Id, event: &rdma_cm_event) {
 fn good_event(id: &Id, event: &rdma_cm_event) {
     let path = match rdma_cm_event_type::from_number(event.event) {
         Some(RDMA_CM_EVENT_USER) => return,
-        // The first event with a path at the connecting end, and at the accepting end.
+        // These are the first events with a path: at the connecting end, and at the accepting end.
         Some(RDMA_CM_EVENT_ROUTE_RESOLVED | RDMA_CM_EVENT_CONNECT_REQUEST) => Some(path(id)),
         _ => None,
     };

@@ -125,7 +125,7 @@ fn announce(id: &Id, list: List) -> Result<()> {
 /// Handles ADDRINFO_RESOLVED from the kernel: fetches the service records.
 pub(super) fn service_resolved(id: &Id) -> Result<()> {
     if !id.state().search.is_started() {
-        // The id is one of ask_port(), which fetches the records itself.
+        // `ask_port` has created this id, and fetches the records itself.
         return Ok(());
     }
     let list = fetch(id).inspect_err(|_| service_failed(id))?;
@@ -140,7 +140,8 @@ fn fetch(id: &Id) -> Result<List> {
     if list.is_empty() { Err(Errno::ENOENT) } else { Ok(list) }
 }
 
-/// Handles ADDRINFO_ERROR from the kernel, and failures here: another look-up may start.
+/// Ends a look-up that failed, in the kernel (ADDRINFO_ERROR) or in the library: another look-up
+/// may start.
 pub(super) fn service_failed(id: &Id) {
     id.state().search.fail();
 }

@@ -1,7 +1,7 @@
 //! The calls of the connection manager: one function for each `rdma_*` function of C, without the
 //! prefix.
 //!
-//! They take values that the C entry points have checked: references, and handles such as
+//! The functions take values that the C entry points have checked: references, and handles such as
 //! [`OwnedId`], [`EventChannel`] and [`Pd`], whose `from_c` states the contract of the C pointer.
 
 mod addrinfo;

@@ -15,7 +15,8 @@ use crate::os::sync::Mutex;
 use crate::ucm;
 use crate::verbs::{self, ibv_ah_attr, ibv_gid};
 
-/// The handle of a membership before the kernel has assigned one. The kernel does not use it.
+/// The handle of a membership before the kernel has assigned one. The kernel does not use this
+/// value.
 const NO_HANDLE: u32 = u32::MAX;
 
 impl Group {
@@ -56,7 +57,7 @@ fn detach(id: &Id, (gid, lid): (ibv_gid, u16)) {
 
 /// Detaches the id's QP from all groups; the id stays a member.
 pub(super) fn detach_all(id: &Id) {
-    // `next` releases the lock of the id's state: the QP is detached without it.
+    // `next` releases the lock of the id's state: the QP is detached without the lock.
     let next = || id.state().groups.iter().find_map(|group| group.attached.lock().take());
     while let Some(place) = next() {
         detach(id, place);
@@ -134,10 +135,10 @@ fn remove(id: &Id, address: *const Group) -> Option<Box<Group>> {
 }
 
 /// Joins in the kernel, which stores the handle of the membership in the group. Once the kernel has
-/// started, the id and its groups belong to the thread that reads the id's events.
+/// started the join, the id and its groups belong to the thread that reads the id's events.
 ///
 /// # Safety
-/// `group` is live, and is one of the id's groups until the kernel has started.
+/// `group` is live, and is one of the id's groups until the kernel has started the join.
 unsafe fn join_in_kernel(id: &Id, group: *const Group, addr: &SockAddr, flags: u32) -> Result<()> {
     let uid = group as usize as u64;
     // SAFETY: the group is live: guaranteed by the caller.
@@ -147,8 +148,8 @@ unsafe fn join_in_kernel(id: &Id, group: *const Group, addr: &SockAddr, flags: u
         // freed before the membership has ended.
         return unsafe { ucm::join_mcast(id.fd(), id.handle(), uid, addr, flags as u16, handle) };
     }
-    // The older command has neither AF_IB nor flags: a send-only member becomes a full member whose
-    // QP is not attached.
+    // The older command supports neither AF_IB nor flags: a send-only member becomes a full member
+    // whose QP is not attached.
     if addr.family() == AF_IB {
         return Err(Errno::EINVAL);
     }
@@ -156,9 +157,9 @@ unsafe fn join_in_kernel(id: &Id, group: *const Group, addr: &SockAddr, flags: u
     unsafe { ucm::join_ip_mcast(id.fd(), id.handle(), uid, addr, handle) }
 }
 
-/// Removes the membership of a synchronous join that ended in an error event. The event stays for
-/// the program. Without an event (the wait was interrupted) the join continues, and the membership
-/// is kept.
+/// Removes the membership of a synchronous join that ended with an error event. The id keeps the
+/// event for the program. If there is no event, because the wait was interrupted, the join
+/// continues, and the membership is kept.
 fn drop_failed(id: &Id, address: *const Group) {
     // SAFETY: the group is live: nothing has ended the membership yet.
     let failed = keeps_failed_join(id, unsafe { &(*address).completed });

@@ -32,8 +32,8 @@ impl Pd {
     }
 }
 
-/// The attributes of a new QP or SRQ, which its creation updates: `ibv_qp_init_attr`,
-/// `ibv_qp_init_attr_ex`, `ibv_srq_init_attr` or `ibv_srq_init_attr_ex`.
+/// The attributes of a new QP or SRQ, which are updated when the object is created:
+/// `ibv_qp_init_attr`, `ibv_qp_init_attr_ex`, `ibv_srq_init_attr` or `ibv_srq_init_attr_ex`.
 #[derive(Debug)]
 pub struct InitAttr<'a, T>(&'a mut T);
 
@@ -51,11 +51,12 @@ impl<'a, T> InitAttr<'a, T> {
         unsafe { attr.as_mut() }.map(InitAttr).ok_or(Errno::EINVAL)
     }
 
-    /// Wraps the attributes in a structure.
+    /// Wraps a structure of attributes.
     ///
     /// # Safety
-    /// Each pointer to a libibverbs object that the structure declares valid is NULL, or the object
-    /// outlives the QP or SRQ that is created, or the endpoint and the QPs of its connections.
+    /// Each pointer to a libibverbs object that the structure declares valid is NULL, or its object
+    /// outlives every QP or SRQ that is created with these attributes, and the endpoint that stores
+    /// them.
     pub unsafe fn new(attr: &'a mut T) -> InitAttr<'a, T> {
         InitAttr(attr)
     }

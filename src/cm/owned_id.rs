@@ -69,7 +69,7 @@ impl OwnedId {
         Ok(OwnedId(NonNull::from(Box::leak(id))))
     }
 
-    /// Makes a new id known to the kernel. Frees the id on failure.
+    /// Creates the id in the kernel, and stores the kernel's handle. Frees the id on failure.
     fn create_in_kernel(self) -> Result<OwnedId> {
         match ucm::create_id(self.fd(), self.uid(), self.ps() as u16, self.qp_type() as u8) {
             Ok(handle) => {
@@ -90,7 +90,8 @@ impl OwnedId {
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 
-    /// Frees what the id holds, but not its memory.
+    /// Releases the id's entry in the table of handles, its channel and its device, but not its
+    /// memory.
     fn retire(&self) {
         id::remove_handle(self.handle(), self.0);
         if self.is_sync() {
@@ -144,8 +145,8 @@ pub(super) fn create_for_request(listener: &Id, handle: u32) -> Result<OwnedId> 
 /// Implements rdma_destroy_id(3). Waits until all events reported for the id are acknowledged.
 ///
 /// If the kernel refuses (for example in a child that did not open the channel), an asynchronous id
-/// stays as it was. A synchronous id is freed all the same: closing its channel destroys it in the
-/// kernel, too.
+/// remains valid. A synchronous id is freed nevertheless: closing its channel destroys the id in
+/// the kernel, too.
 pub fn destroy_id(id: OwnedId) -> Result<()> {
     probes::cm_close(id.as_c());
     match ucm::destroy_id(id.fd(), id.handle()) {
@@ -174,8 +175,8 @@ pub(super) fn discard(id: OwnedId) {
     id.free();
 }
 
-/// Frees an id whose kernel id is destroyed by closing its channel. The id's memory is kept while
-/// the program holds events that refer to it, such as a listener's connection requests.
+/// Frees an id whose kernel id is destroyed by closing its channel. If the program holds events
+/// that refer to the id, such as a listener's connection requests, the id's memory is leaked.
 ///
 /// # Safety
 /// The kernel reports no more events for the id.

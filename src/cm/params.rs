@@ -10,8 +10,8 @@ use crate::verbs::ibv_ece;
 /// Implements rdma_set_local_ece(3).
 ///
 /// # Errors
-/// Fails with `EINVAL` if the id has a QP, whose options are used, or if the vendor id is 0 or
-/// `comp_mask` is not 0.
+/// Fails with `EINVAL` if the id has a QP (the QP's options are used then), if the vendor id is 0,
+/// or if `comp_mask` is not 0.
 pub fn set_local_ece(id: &Id, ece: &ibv_ece) -> Result<()> {
     if !id.qp().is_null() || ece.vendor_id == 0 || ece.comp_mask != 0 {
         return Err(Errno::EINVAL);
@@ -32,8 +32,8 @@ pub fn get_remote_ece(id: &Id) -> Result<ibv_ece> {
     Ok(ibv_ece { vendor_id: remote.vendor_id, options: remote.attr_mod, comp_mask: 0 })
 }
 
-/// Handles a new QP that is not connected yet. The id takes the QP's options. If a peer asked for
-/// options of the same vendor, the QP takes the peer's options.
+/// Negotiates the ECE options of a new QP that is not connected yet. The id takes the QP's options.
+/// If the peer has offered options, the QP takes the options that [`options_for`] returns.
 pub(super) fn of_new_qp(id: &Id, qp: &Qp) -> Result<()> {
     let local = match qp.query_ece() {
         Ok(local) => local,
@@ -102,14 +102,14 @@ pub struct ConnParam<'a> {
     pub qp_num: u32,
 }
 
-/// Fails with `EINVAL` if the private data to send is too long. It consists of `own`, the
-/// endpoint's data, and the program's.
+/// Fails with `EINVAL` if the private data to send is too long. The data consists of the endpoint's
+/// data `own` and the program's data.
 pub(super) fn check_length(own: &[u8], param: Option<ConnParam<'_>>) -> Result<()> {
     let len = own.len() + param.map_or(0, |param| param.private_data.len());
     if len > usize::from(u8::MAX) { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Fills in everything but the RDMA read resources. The caller has called [`check_length`].
+/// Fills in all parameters except the RDMA read resources. The caller has called [`check_length`].
 pub(super) fn fill(kernel: &mut rdma_ucm_conn_param, id: &Id, own: &[u8], param: Option<ConnParam<'_>>) {
     let (first, rest) = kernel.private_data.split_at_mut(own.len());
     first.copy_from_slice(own);

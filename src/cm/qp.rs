@@ -1,6 +1,6 @@
 //! The libibverbs objects of ids: QPs with their state changes, shared receive queues (SRQs), the
-//! CQs and completion channels that the library creates for ids whose programs bring none, and the
-//! PDs of connections.
+//! CQs and completion channels that the library creates if the program provides none, and the PDs
+//! of connections.
 
 use std::ffi::c_int;
 use std::mem::zeroed;
@@ -22,12 +22,12 @@ use crate::verbs::{
     ibv_srq_init_attr, ibv_srq_init_attr_ex,
 };
 
-/// Bits 21 to 24 of the attribute mask. In the kernel's answer for InfiniBand ports they have no
-/// meaning.
+/// Bits 21 to 24 of the attribute mask, which have no meaning in the kernel's answer for InfiniBand
+/// ports.
 const STRAY_BITS: c_int = 0xf << 21;
 
-/// Implements rdma_create_qp(3). Writes the capacities that the device granted, and the CQs and the
-/// SRQ that are used, back to `attr`.
+/// Implements rdma_create_qp(3). Writes the capacities that the device granted, and the QP's CQs
+/// and SRQ, back to `attr`.
 pub fn create_qp(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_qp_init_attr>) -> Result<()> {
     let given = attr.get();
     // SAFETY: all zeros are a value of this structure.
@@ -53,7 +53,8 @@ pub fn create_qp(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_qp_init_at
 /// Implements rdma_create_qp_ex(3).
 ///
 /// # Errors
-/// Fails with `EINVAL` if the id has a QP, or if the program's objects do not fit the id.
+/// Fails with `EINVAL` if the id has a QP or no device, or if the program's objects do not fit the
+/// id.
 pub fn create_qp_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
     if !id.qp().is_null() {
@@ -80,7 +81,8 @@ pub fn create_qp_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>)
     create_with_cqs(id, attributes)
 }
 
-/// Returns whether the program's PD is of the id's device, and its CQs are the id's, if any.
+/// Returns whether the program's PD, if any, is on the id's device, and no CQ of the program
+/// differs from a CQ that the id already has.
 fn fits(id: &Id, pd: Option<Pd>, attr: &ibv_qp_init_attr_ex) -> bool {
     let differs =
         |own: *mut verbs::ibv_cq, given: *mut verbs::ibv_cq| !own.is_null() && !given.is_null() && own != given;
@@ -89,7 +91,8 @@ fn fits(id: &Id, pd: Option<Pd>, attr: &ibv_qp_init_attr_ex) -> bool {
         && !differs(id.recv_cq(), attr.recv_cq)
 }
 
-/// Like [`create_qp_ex`], with PD and XRC domain in place: adds the CQs and the SRQ.
+/// Completes [`create_qp_ex`] once `attributes` has a PD and an XRC domain: adds the CQs and the
+/// SRQ, and creates the QP.
 fn create_with_cqs(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
     let given = (attr.send_cq, attr.recv_cq, attr.srq);
@@ -118,7 +121,7 @@ fn create_with_cqs(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) 
     Ok(())
 }
 
-/// Creates a QP and moves it to the state in which its type starts.
+/// Creates a QP and moves it to its first state ([`start`]).
 fn create_started(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -> Result<Qp> {
     // SAFETY: the registry keeps the device of an id open, and the objects in an `InitAttr` are
     // live.
@@ -138,15 +141,15 @@ fn lacks_cq(attr: &ibv_qp_init_attr_ex) -> bool {
     (sends && attr.send_cq.is_null()) || (receives && attr.recv_cq.is_null())
 }
 
-/// Moves a new QP to the state in which its type starts: INIT, or RTS for datagrams.
+/// Negotiates the ECE options of a new QP, and moves the QP to INIT, or to RTS for datagrams.
 fn start(id: &Id, qp: &Qp) -> Result<()> {
     params::of_new_qp(id, qp)?;
     if id.is_ud() { start_datagrams(id, qp) } else { to_first_state(id, qp, ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS) }
 }
 
-/// Moves the QP to INIT. `extra` is for [`init_attributes`].
+/// Moves the QP to INIT. `extra` is passed to [`init_attributes`].
 fn to_first_state(id: &Id, qp: &Qp, extra: ibv_qp_attr_mask) -> Result<()> {
-    // With ABI 3 the kernel has no attributes for INIT until a connection is under way.
+    // With ABI 3, the kernel provides no attributes for INIT before a connection is in progress.
     if library()?.node.abi != 3 {
         return to_init(id, qp);
     }
@@ -170,14 +173,14 @@ fn start_datagrams(id: &Id, qp: &Qp) -> Result<()> {
     Ok(())
 }
 
-/// Returns the states of a datagram QP after INIT, with the attributes that the transitions need.
+/// Returns the states of a datagram QP after INIT, with the attribute masks of the transitions.
 fn after_init_of_datagrams() -> [(u32, ibv_qp_attr_mask); 2] {
     let state = ibv_qp_attr_mask::IBV_QP_STATE;
     [(ibv_qp_state::IBV_QPS_RTR, state), (ibv_qp_state::IBV_QPS_RTS, state | ibv_qp_attr_mask::IBV_QP_SQ_PSN)]
 }
 
 /// Returns the attributes for INIT, for kernels that do not provide them. `extra` is the attribute
-/// that only QPs of this type have.
+/// that depends on the QP type.
 fn init_attributes(port_num: u8, pkey_index: u16, extra: ibv_qp_attr_mask) -> (ibv_qp_attr, c_int) {
     let attr = ibv_qp_attr { pkey_index, port_num, qkey: RDMA_UDP_QKEY, ..state_only(ibv_qp_state::IBV_QPS_INIT) };
     let mask =
@@ -185,12 +188,12 @@ fn init_attributes(port_num: u8, pkey_index: u16, extra: ibv_qp_attr_mask) -> (i
     (attr, mask.0 as c_int)
 }
 
-/// Moves the QP, if there is one, to RTR. `responder_resources` replaces the number that the kernel
-/// negotiated unless it is `None` or [`RDMA_MAX_RESP_RES`].
+/// Moves the QP, if there is one, to RTR. `responder_resources` replaces the kernel's value, unless
+/// `responder_resources` is `None` or [`RDMA_MAX_RESP_RES`].
 pub(super) fn to_rtr(id: &Id, responder_resources: Option<u8>) -> Result<()> {
     let Some(qp) = id.own_qp() else { return Ok(()) };
-    // Repeat INIT: its attributes may have changed since the QP was created, because the device is
-    // certain only now.
+    // Repeat the transition to INIT: the kernel's attributes for INIT may have changed since the QP
+    // was created.
     to_init(id, &qp)?;
     let mut attr = state_only(ibv_qp_state::IBV_QPS_RTR);
     let mut mask = init_qp_attr(id, &mut attr)?;
@@ -204,8 +207,8 @@ pub(super) fn to_rtr(id: &Id, responder_resources: Option<u8>) -> Result<()> {
     qp.modify(&mut attr, mask)
 }
 
-/// Moves the QP, if there is one, to RTS. `initiator_depth` replaces the negotiated number as in
-/// [`to_rtr`].
+/// Moves the QP, if there is one, to RTS. `initiator_depth` replaces the kernel's value under the
+/// conditions of [`to_rtr`].
 pub(super) fn to_rts(id: &Id, initiator_depth: Option<u8>) -> Result<()> {
     let Some(qp) = id.own_qp() else { return Ok(()) };
     let mut attr = state_only(ibv_qp_state::IBV_QPS_RTS);
@@ -220,12 +223,13 @@ fn definite(number: Option<u8>) -> Option<u8> {
     number.filter(|&number| u32::from(number) != RDMA_MAX_RESP_RES)
 }
 
-/// Moves the QP to ERR: all queued work requests complete with an error.
+/// Moves the QP, if there is one, to ERR: all queued work requests complete with an error.
 pub(super) fn to_error(id: &Id) -> Result<()> {
     to_bare_state(id, ibv_qp_state::IBV_QPS_ERR)
 }
 
-/// Moves the QP to SQD, which drains the send queue, as iWARP does before it closes.
+/// Moves the QP, if there is one, to SQD. An iWARP QP then drains its send queue before it is
+/// closed.
 pub(super) fn to_sqd(id: &Id) -> Result<()> {
     to_bare_state(id, ibv_qp_state::IBV_QPS_SQD)
 }
@@ -250,8 +254,8 @@ pub fn init_qp_attr(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
     Ok(verbs::qp_attr_from_kernel(&kernel, attr))
 }
 
-/// Implements rdma_destroy_qp(3). Destroys the QP and the CQs that came with it. The QP leaves its
-/// multicast groups first, because the kernel does not destroy a member.
+/// Implements rdma_destroy_qp(3). Destroys the QP and the id's CQs. Detaches the QP from its
+/// multicast groups first, because the kernel does not destroy an attached QP.
 pub fn destroy_qp(id: &Id) {
     let qp_use = id.keep_qp();
     let Some(qp) = id.own_qp() else { return };
@@ -278,8 +282,8 @@ impl CreatedCqs {
     const ALL: CreatedCqs = CreatedCqs { send: true, recv: true };
 }
 
-/// Creates a CQ with a channel for each size (`send`, `recv`) that is not 0, where the id has none.
-/// Returns which CQs were created.
+/// Creates a send CQ with `send` entries and a receive CQ with `recv` entries, each with a channel.
+/// Skips a CQ with 0 entries, and a CQ that the id already has. Returns which CQs were created.
 fn create_missing_cqs(id: &Id, send: u32, recv: u32) -> Result<CreatedCqs> {
     let mut created = CreatedCqs::default();
     if recv > 0 && id.recv_cq().is_null() {
@@ -308,8 +312,9 @@ fn create_cq(id: &Id, entries: u32) -> Result<Pair> {
     }
 }
 
-/// Destroys the CQs of the id that `which` selects, with their channels. A program may have put one
-/// CQ, or one channel, into both fields: destroy it once, and a channel after both CQs.
+/// Destroys the CQs of the id that `which` selects, with their channels. A program may have put the
+/// same CQ, or the same channel, into both fields: this object is destroyed once, and a shared
+/// channel after both CQs.
 fn destroy_cqs(id: &Id, which: CreatedCqs) {
     let recv = if which.recv { take_recv(id) } else { Pair::NONE };
     let mut send = if which.send { take_send(id) } else { Pair::NONE };
@@ -351,15 +356,17 @@ struct Pair {
 impl Pair {
     const NONE: Pair = Pair { cq: ptr::null_mut(), channel: ptr::null_mut() };
 
-    /// Destroys the CQ. Returns whether this failed because the CQ's device is gone. After any
-    /// other error the channel's descriptor is not closed: the program may have closed the
-    /// library's descriptors (closefrom(3)) and reused them for its files.
+    /// Destroys the CQ. Returns true if destroying the CQ fails because the device is gone (`EIO`):
+    /// then the caller closes the channel's descriptor. After any other error the descriptor stays
+    /// open: the program may have closed the library's descriptors (closefrom(3)) and reused them
+    /// for its own files.
     fn destroy_cq(&self) -> bool {
         // SAFETY: an id's CQ is live until it leaves its field; `destroy_cqs` has taken it once.
         NonNull::new(self.cq).is_some_and(|cq| unsafe { verbs::destroy_cq(cq) }.is_err_and(|error| error == Errno::EIO))
     }
 
-    /// Destroys the channel, or at least closes its descriptor if the device is `gone`.
+    /// Destroys the channel. If this fails and the device is `gone`, closes the channel's
+    /// descriptor.
     fn destroy_channel(&self, gone: bool) {
         let Some(channel) = NonNull::new(self.channel) else { return };
         // SAFETY: an id's channel is live until it leaves its field, and `destroy_cqs` has taken it
@@ -394,7 +401,7 @@ pub fn create_srq(id: &Id, pd: Option<Pd>, attr: &mut InitAttr<'_, ibv_srq_init_
 /// Implements rdma_create_srq_ex(3).
 ///
 /// # Errors
-/// Fails with `EINVAL` if the attributes have no SRQ type.
+/// Fails with `EINVAL` if the attributes have no SRQ type, or if the id has no device.
 pub fn create_srq_ex(id: &Id, attributes: &mut InitAttr<'_, ibv_srq_init_attr_ex>) -> Result<()> {
     let attr = attributes.get();
     // If the id already has an SRQ, the new one replaces it, and the program has to destroy the old
@@ -440,8 +447,8 @@ fn add_xrc_objects(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<CreatedCq
     Ok(created)
 }
 
-/// Implements rdma_destroy_srq(3). Destroys the SRQ and the CQs that came with it, unless the id
-/// has a QP, which still uses them.
+/// Implements rdma_destroy_srq(3). Destroys the SRQ. Also destroys the id's CQs, unless the id has
+/// a QP, which still uses them.
 pub fn destroy_srq(id: &Id) {
     let Some(srq) = NonNull::new(id.srq()) else { return };
     // SAFETY: the SRQ in an id is live (`Id::from_c`), and leaves its field here.
@@ -459,7 +466,8 @@ pub fn destroy_srq(id: &Id) {
 #[derive(Debug)]
 pub struct Domain {
     bound: Bound,
-    /// The connection's own PD. Without one, it uses the PD that the ids on the device share.
+    /// The connection's own PD; `None` if the connection uses the PD that the ids on the device
+    /// share.
     own: Option<NonNull<ibv_pd>>,
 }
 

@@ -1,4 +1,4 @@
-//! Binding and resolving: finds the device, the addresses and the path.
+//! Binds ids and resolves their addresses and routes: finds the device, the addresses and the path.
 //!
 //! Path records come from the kernel, the program or ibacm in the subnet administrator's wire
 //! format. [`unpack`] converts the records that programs see to libibverbs' structure.
@@ -32,11 +32,11 @@ pub fn bind_addr(id: &Id, addr: &SockAddr) -> Result<()> {
 /// Implements rdma_resolve_addr(3). The timeout is in milliseconds.
 pub fn resolve_addr(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: c_int) -> Result<()> {
     let operation = id.operation();
-    // Write the destination first: once the kernel has started, the id belongs to the thread that
-    // reads its events.
+    // Write the destination first: once the kernel has started to resolve it, the id belongs to the
+    // thread that reads the id's events.
     let before = id.destination();
     id.write_destination(dst.bytes());
-    // A call that failed has started nothing, so the id still belongs to the caller.
+    // A failed command has started no operation, so the id still belongs to the caller.
     start_resolving(id, src, dst, timeout_ms as u32).inspect_err(|_| id.write_destination(bytes_of(&before)))?;
     operation.complete()
 }
@@ -47,8 +47,8 @@ fn start_resolving(id: &Id, src: Option<&SockAddr>, dst: &SockAddr, timeout_ms: 
     resolve(id.fd(), id.handle(), src, dst, timeout_ms)
 }
 
-/// Returns whether the kernel has the commands for addresses of any family. If it lacks them, fails
-/// with `EINVAL` for an AF_IB address.
+/// Returns whether the kernel has the commands for addresses of any family. Without these commands,
+/// fails with `EINVAL` for an AF_IB address.
 fn takes_any_family<'a>(addresses: impl IntoIterator<Item = &'a SockAddr>) -> Result<bool> {
     check_families(library()?.af_ib()?, addresses)
 }
@@ -63,8 +63,8 @@ fn check_families<'a>(af_ib: bool, addresses: impl IntoIterator<Item = &'a SockA
 /// the shorter time suffices only if ibacm answers from its cache.
 pub fn resolve_route(id: &Id, timeout_ms: c_int, acm_timeout: Duration) -> Result<()> {
     let operation = id.operation();
-    // On InfiniBand and RoCE, ibacm may know the path. The kernel then reports the route as
-    // resolved.
+    // On InfiniBand and RoCE, ibacm may know the path. `from_acm` gives the path to the kernel,
+    // which then reports ROUTE_RESOLVED.
     let known = id.transport() == Some(IBV_TRANSPORT_IB) && from_acm(id, acm_timeout).is_ok();
     if !known {
         ucm::resolve_route(id.fd(), id.handle(), timeout_ms as u32)?;
@@ -168,9 +168,9 @@ fn query_route(id: &Id) -> Result<()> {
     use_device(id, answer.node_guid, answer.ibdev_index, answer.port_num)
 }
 
-/// Binds the id to the device that the kernel named, unless the kernel named none or the id has one
-/// already. Port 0 means no device: ports are numbered from 1, whereas the node GUID of a virtual
-/// function may be 0.
+/// Binds the id to the device that the kernel named. Does nothing if the kernel named no device, or
+/// if the id already has a device. Port 0 means no device: ports are numbered from 1, whereas the
+/// node GUID of a virtual function may be 0.
 fn use_device(id: &Id, guid: u64, index: u32, port_num: u8) -> Result<()> {
     if port_num == 0 || id.state().bound.is_some() {
         return Ok(());

@@ -15,7 +15,7 @@ pub mod rsocket;
 pub use cma::*;
 pub use rsocket::*;
 
-// What the signatures of the public functions have of libibverbs.
+// The types of libibverbs that appear in the signatures of the public functions.
 pub use ibverbs_sys::{
     ibv_context, ibv_ece, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr,
     ibv_srq_init_attr_ex,

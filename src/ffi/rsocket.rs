@@ -16,6 +16,6 @@ pub const RDMA_IOMAPSIZE: c_int = 3;
 /// Path records, an array of struct ibv_path_data.
 pub const RDMA_ROUTE: c_int = 4;
 
-/// The variable argument of rfcntl(): an int or none, depending on the command. The Linux ABIs that
-/// are supported pass it as they pass a third named argument.
+/// The optional argument of rfcntl(): an int or absent, depending on the command. The supported
+/// Linux ABIs pass this argument like a third named argument.
 pub type rfcntl_argument = usize;

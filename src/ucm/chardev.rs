@@ -14,8 +14,8 @@ use crate::os::library_fds::OwnFd;
 use crate::os::netlink;
 use crate::os::text::FixedString;
 
-/// Name of the client of the kernel's RDMA core whose device is opened, and name of the node if the
-/// kernel does not report one.
+/// Name of the client of the kernel's RDMA core whose device is opened; [`NODE`] is the name of the
+/// device's node if the kernel does not report the name.
 const CLIENT: &CStr = c"rdma_cm";
 const NODE: &str = "rdma_cm";
 const SYSFS: [&str; 2] = ["/sys/class/misc/rdma_cm", "/sys/class/infiniband_ucma"];
@@ -101,8 +101,8 @@ impl RdmaCm {
     /// Like [`open`](Self::open), but does not wait for the node: for a device that has been open
     /// before.
     ///
-    /// If the node may not be opened, udev's link in /dev/char decides the error: EACCES if the
-    /// link exists, otherwise ENOENT (docs/compatibility.md).
+    /// If the process lacks the permission to open the node, udev's link in /dev/char decides the
+    /// error: EACCES if the link exists, otherwise ENOENT (docs/compatibility.md).
     pub fn try_open(&self) -> Result<OwnedFd> {
         match (open_node(text(&self.path), self.rdev), self.rdev) {
             (Err(Errno::ENOENT), Some(rdev)) => open_by_number(rdev),
@@ -146,8 +146,8 @@ fn parse_dev(text: &str) -> Option<libc::dev_t> {
     Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Opens `path` if it is the character device `rdev`, or any if `None`. Fails with `ENOENT` if
-/// `path` is missing or another file.
+/// Opens `path` if it is the character device `rdev`, or any character device if `rdev` is `None`.
+/// Fails with `ENOENT` if `path` is missing or another file.
 fn open_node(path: &str, rdev: Option<libc::dev_t>) -> Result<OwnedFd> {
     let errno = |error: io::Error| Errno::new(error.raw_os_error().unwrap_or_default());
     let file = File::options().read(true).write(true).open(path).map_err(errno)?;
@@ -211,7 +211,7 @@ impl Watch {
         if watching.contains(&true) { Ok(()) } else { Err(Errno::ENOENT) }
     }
 
-    /// Waits for a change. Returns false after the deadline, and true also after a signal.
+    /// Waits for a change or a signal. Returns false if neither occurs before the deadline.
     fn changed_before(&self, deadline: Instant) -> Result<bool> {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };

@@ -1,8 +1,8 @@
 //! Commands of the `rdma_cm` device (`rdma/rdma_user_cm.h`): one function for each
 //! command, with typed arguments and answers.
 //!
-//! A command is one write(2) of `{cmd, in, out}` and its structure. The kernel writes the answer to
-//! the address in `response`.
+//! A command is one write(2) of `{cmd, in, out}` and the command's structure. The kernel writes the
+//! answer to the address in `response`.
 
 pub mod chardev;
 mod commands;
@@ -48,7 +48,8 @@ unsafe fn ask<A, T>(fd: RawFd, cmd: u32, mut answer: A, body: impl FnOnce(u64) -
     Ok(answer)
 }
 
-/// Like [`issue`], but avoids a copy of a long structure: `fill` sets it, initially zero, in place.
+/// Like [`issue`], but avoids a copy of a long structure: `fill` sets the zeroed structure in
+/// place.
 ///
 /// # Safety
 /// The structure that `fill` sets is as [`issue`] requires it, and `T` consists of numbers.

@@ -1,7 +1,7 @@
 //! Commands of Linux 7.x (`rdma_user_cm.h`), which are newer than the kernel headers with which
 //! this library must build.
 //!
-//! Older kernels reject them with `EINVAL`.
+//! Older kernels reject these commands with `EINVAL`.
 
 use std::mem::size_of;
 use std::os::fd::RawFd;
@@ -16,7 +16,7 @@ const QUERY_IB_SERVICE: u32 = 3;
 /// Size of a service name with its NUL.
 pub const SERVICE_NAME: usize = 64;
 
-/// Selects the service records of the subnet administrator to look for.
+/// The service for which the subnet administrator is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// Service id, host byte order.
@@ -76,9 +76,9 @@ const _: () = assert!(size_of::<ServiceRecord>() == 176);
 /// QUERY: returns the service records that were found.
 ///
 /// # Errors
-/// Fails with `EOVERFLOW` if they do not fit into the largest answer.
+/// Fails with `EOVERFLOW` if the records do not fit into the largest answer.
 pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
-    // Words of 64 bits, because the header and the records need this alignment.
+    // The buffer consists of 64-bit words, because the header and the records need this alignment.
     const WORDS: usize = (RECORDS_HEADER + MAX_RECORDS * size_of::<ServiceRecord>()) / size_of::<u64>();
     let mut buffer: Vec<u64> = Vec::new();
     buffer.try_reserve_exact(WORDS).map_err(|_| Errno::ENOMEM)?;
@@ -95,7 +95,7 @@ pub fn query_ib_service(fd: RawFd, id: u32) -> Result<Vec<ServiceRecord>> {
     crate::os::alloc::try_copy(unsafe { std::slice::from_raw_parts(buffer.as_ptr().add(1).cast(), count) })
 }
 
-/// Words of the parameters of an event.
+/// Number of 64-bit words in the parameters of an event.
 const EVENT_PARAM: usize = size_of::<rdma_ucm_ud_param>() / size_of::<u64>();
 
 #[repr(C)]

@@ -39,7 +39,8 @@ fn is_gid(hints: &Hints) -> bool {
 }
 
 /// Returns the hints for getaddrinfo(3). A GID is written as an IPv6 address, so only IPv6
-/// addresses are requested for it: rdma-core reads any other address as a GID, beyond its end.
+/// addresses are requested for a GID. rdma-core takes a GID from any address, and reads beyond the
+/// end of a shorter one.
 fn question(hints: &Hints) -> addrinfo {
     let flag = |rai, ai| if hints.has(rai) { ai } else { 0 };
     let family = match hints.family {
@@ -120,10 +121,11 @@ fn gid_address(addr: &[u8], port_space: c_int) -> Option<SockAddr> {
 /// The results of getaddrinfo(3), at least one; freed when dropped.
 pub struct Found(NonNull<addrinfo>);
 
-/// Calls getaddrinfo(3). The error is its EAI_* code, and `errno` is left as getaddrinfo(3) set it.
+/// Calls getaddrinfo(3). Returns the EAI_* code on failure, and leaves `errno` as getaddrinfo(3)
+/// set it.
 ///
-/// Without `question` getaddrinfo(3) uses AI_V4MAPPED and AI_ADDRCONFIG, so that a host without
-/// IPv6 addresses gets no IPv6 results.
+/// Without `question` getaddrinfo(3) uses AI_V4MAPPED and AI_ADDRCONFIG: a host without IPv6
+/// addresses gets no IPv6 results.
 pub fn resolve(
     node: Option<&CStr>,
     service: Option<&CStr>,

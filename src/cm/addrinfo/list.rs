@@ -46,7 +46,7 @@ impl Entry {
             ai_dst_len: dst_len as u32,
             ai_src_addr: src.cast(),
             ai_dst_addr: dst.cast(),
-            // getaddrinfo(3) is not asked for names.
+            // getaddrinfo(3) is not asked for canonical names.
             ai_src_canonname: ptr::null_mut(),
             ai_dst_canonname: ptr::null_mut(),
             ai_route_len: route_len,

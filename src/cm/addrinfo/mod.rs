@@ -2,9 +2,9 @@
 //! an id's look-up.
 //!
 //! Names are resolved by getaddrinfo(3) ([`dns`]). Then ibacm is asked for a path to the address.
-//! Its answer adds the route and the local address to the entry, and a second entry of family AF_IB
-//! in front of it. With RAI_SA, the subnet administrator is asked for a service instead
-//! ([`service`]). [`Env`] gives access to the kernel, the devices and ibacm.
+//! ibacm's answer adds the route and the local address to the entry, and a second entry of family
+//! AF_IB in front of the first. With RAI_SA, the subnet administrator is asked for a service
+//! instead ([`service`]). [`Env`] gives access to the kernel, the devices and ibacm.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -137,7 +137,7 @@ fn with_path(env: &dyn Env, mut entry: Entry, hints: Option<&Hints<'_>>) -> Resu
     Ok(list)
 }
 
-/// Looks up a service for RAI_SA. Fails with `ENOENT` if it is not found through any port.
+/// Looks up a service for RAI_SA. Fails with `ENOENT` if the service is not found through any port.
 fn by_sa(env: &dyn Env, service: &CStr) -> Result<List> {
     let service = service::parse(service)?;
     let list = Cell::new(List::default());
@@ -163,7 +163,8 @@ pub struct Hints<'a> {
     pub qp_type: i32,
     /// Port space, 0 for any.
     pub port_space: i32,
-    /// Local address, empty if there is none. `Err` (invalid) matters only if the address is used.
+    /// Local address, empty if there is none. `Err` means an invalid address; the look-up fails
+    /// with this error only if it uses the address.
     pub src: Result<&'a [u8]>,
     /// Remote address, in the form of `src`.
     pub dst: Result<&'a [u8]>,
@@ -246,9 +247,9 @@ fn addr(bytes: &Option<CBytes>) -> Option<SockAddr> {
     SockAddr::from_bytes(bytes.as_ref()?.as_slice()).ok()
 }
 
-/// Returns the service to ask the subnet administrator for (RAI_SA); `None` if getaddrinfo(3) is
-/// asked. Fails with `ENOTSUP` for RAI_SA with RAI_DNS or with a node, and with `EINVAL` for RAI_SA
-/// without a service.
+/// Returns the service for which the subnet administrator is asked; `None` without RAI_SA. Fails
+/// with `ENOTSUP` for RAI_SA with RAI_DNS or with a node, and with `EINVAL` for RAI_SA without a
+/// service.
 pub fn service_of_sa<'a>(flags: u32, node: Option<&CStr>, service: Option<&'a CStr>) -> Result<Option<&'a CStr>> {
     match service {
         _ if flags & RAI_SA == 0 => Ok(None),

@@ -3,7 +3,8 @@
 //!
 //! The kernel looks services up (RESOLVE_IB_SERVICE on a bound id, then QUERY). rdma_getaddrinfo()
 //! with RAI_SA has no id: for each active InfiniBand port of each device it creates an id in
-//! RDMA_PS_IB and binds it to the port's first GID. Ports that fail are skipped.
+//! RDMA_PS_IB and binds it to the port's first GID. Ports that fail are skipped; only an error that
+//! does not concern the port ends the look-up.
 
 use std::ffi::{CStr, c_int};
 
@@ -32,7 +33,8 @@ pub fn parse(service: &CStr) -> Result<Service> {
     Ok(Service::Name(name))
 }
 
-/// Parses a number like strtoull(3) with base 0. Returns `None` if anything follows the number.
+/// Parses a number like strtoull(3) with base 0. Returns `None` if `text` is no number, or if
+/// anything follows the number.
 fn number(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?.trim_start_matches([' ', '\t', '\n', '\x0B', '\x0C', '\r']);
     let (text, negative) = match text.strip_prefix('-') {

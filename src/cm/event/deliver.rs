@@ -14,7 +14,8 @@ use crate::os::uapi::rdma_ucm_event_resp;
 
 use rdma_cm_event_type::*;
 
-/// Fills `event`, which is zero, from the kernel's structure `event.raw`, and updates the id.
+/// Fills `event`, which is zero except for the kernel's structure `event.raw`, and updates the id.
+/// Returns whether the program gets the event.
 ///
 /// # Safety
 /// `event.raw.uid` is 0, or the address of a live group for a multicast event, or the address of a
@@ -26,7 +27,7 @@ pub(super) unsafe fn deliver(event: &mut Event) -> Outcome {
     let Some((id, group)) = (unsafe { subject(raw, kind) }) else { return Outcome::Skip };
     event.public.id = id.as_c();
     event.public.event = raw.event;
-    // A signed number that the kernel's structure declares as unsigned.
+    // The status is signed, although the kernel's structure declares it as unsigned.
     event.public.status = raw.status as c_int;
     decode(raw, id.is_ud(), &mut event.public.param);
     event.count_for(&id.completed, group.map(|group| &group.completed));
@@ -147,7 +148,8 @@ fn response(id: &Id, event: &mut Event) {
     }
 }
 
-/// Handles the join or the loss of a group, whose context programs find in the private data.
+/// Handles the join or the loss of a group. Sets `private_data` to the program's context of the
+/// join.
 fn membership(kind: rdma_cm_event_type, group: Option<&Group>, event: &mut Event) {
     let Some(group) = group else { return };
     // SAFETY: `decode` wrote this member: only datagram ids have groups, because the kernel rejects
@@ -161,7 +163,7 @@ fn membership(kind: rdma_cm_event_type, group: Option<&Group>, event: &mut Event
     }
 }
 
-/// Handles an event that the library has sent to itself. An unknown one is dropped.
+/// Handles an event that the library has sent to itself. An event with an unknown word is dropped.
 fn internal(event: &mut Event) -> Outcome {
     // SAFETY: `decode` wrote this member for an internal event.
     let word = unsafe { event.public.param.arg };
@@ -174,7 +176,8 @@ fn internal(event: &mut Event) -> Outcome {
 }
 
 impl Event {
-    /// Turns the event into `failure` if the library failed to handle it (`result`).
+    /// Turns the event into `failure` if `result` is an error: the library failed to handle the
+    /// event.
     fn fail_on_err(&mut self, result: Result<()>, failure: rdma_cm_event_type) {
         if let Err(error) = result {
             self.fail(error, failure);

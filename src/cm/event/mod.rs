@@ -1,5 +1,5 @@
 //! Reads events from a channel, converts the kernel's structure, updates the events' ids,
-//! acknowledges events, and names them. An operation of a synchronous id ends with its event.
+//! acknowledges events, and names them. An operation of a synchronous id waits for its event.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -18,13 +18,13 @@ use crate::verbs::fill_ah_attr;
 
 mod deliver;
 
-/// An event: `struct rdma_cm_event`, what is needed to acknowledge the event, and the kernel's
-/// structure, which contains the private data that `public` points to.
+/// An event: `struct rdma_cm_event`, the counts that acknowledging the event updates, and the
+/// kernel's structure, which contains the private data that `public` points to.
 #[repr(C)]
 struct Event {
     public: rdma_cm_event,
-    /// The counts that include the event: that of the id (the listener, for a connection request),
-    /// and that of the multicast group if the event is about one.
+    /// The counts that include the event: the count of the id (for a connection request, of the
+    /// listener), and for a multicast event, the count of the group.
     counts: [Option<NonNull<Completed>>; 2],
     raw: rdma_ucm_event_resp,
 }
@@ -78,10 +78,11 @@ enum Outcome {
 /// # Errors
 /// Fails with `EAGAIN` if no event is pending on a channel whose descriptor is `O_NONBLOCK`.
 pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
-    // Allocated before the kernel is asked, so that a lack of memory loses no event.
+    // Allocate the event before it is read from the kernel, so that a lack of memory loses no
+    // event.
     let mut room = Some(try_uninit::<Event>()?);
     let shown = loop {
-        // `room` is not empty here: only a thread that is cancelled empties it during the wait.
+        // `room` is not empty here: only the thread's cancellation during the wait empties it.
         let event = room.as_mut().ok_or(Errno::ENOMEM)?.as_mut_ptr();
         // SAFETY: `event` points to room for an event, of whose numbers and pointers zeros are
         // values. `uid` is the address of an id or a group, which is not freed until the kernel has
@@ -152,7 +153,7 @@ impl Event {
 }
 
 /// Returns whether the event that a synchronous id keeps reports that the join of the group with
-/// the count `group` failed. It may instead report that the id has lost another group meanwhile.
+/// the count `group` failed. Instead, the kept event may report the loss of another group.
 pub(super) fn keeps_failed_join(id: &Id, group: &Completed) -> bool {
     let Some(event) = NonNull::new(id.event().cast::<Event>()) else { return false };
     // SAFETY: the event that an id keeps is from `get_cm_event`, and is live as long as the id
@@ -169,7 +170,7 @@ pub(super) fn forget_group(id: &Id) {
     unsafe { (*event.as_ptr()).counts[1] = None };
 }
 
-/// Implements rdma_write_cm_event(3): queues RDMA_CM_EVENT_USER with a word of the program.
+/// Implements rdma_write_cm_event(3): queues RDMA_CM_EVENT_USER with the program's value `arg`.
 ///
 /// # Errors
 /// Fails with `EINVAL` if `event` is not RDMA_CM_EVENT_USER.
@@ -280,15 +281,14 @@ impl Id {
     }
 }
 
-/// A call that starts an operation in the kernel. It is created before the system call: after that,
-/// the thread that reads the events of an asynchronous id may destroy the id, so the caller must
-/// not use the id any more.
+/// A call that starts an operation in the kernel. The value is created before the system call:
+/// after the system call, the thread that reads the events of an asynchronous id may destroy the
+/// id, so the caller must not use the id any more.
 #[must_use]
 pub(super) struct Operation<'a>(Option<&'a Id>);
 
 impl Operation<'_> {
-    /// Ends the call: at once for an asynchronous id, after waiting for the event for a synchronous
-    /// id.
+    /// Ends the call. For a synchronous id, waits for the event and returns its result.
     pub(super) fn complete(self) -> Result<()> {
         self.0.map_or(Ok(()), Id::wait_for_event)
     }
@@ -301,7 +301,7 @@ impl Operation<'_> {
     }
 }
 
-/// Returns the result of a synchronous call that ended with `event`.
+/// Returns the result of a synchronous call that ended with `event`; `ECONNREFUSED` for REJECTED.
 pub(super) fn event_result(event: &rdma_cm_event) -> Result<()> {
     match event.status {
         _ if event.event == RDMA_CM_EVENT_REJECTED as u32 => Err(Errno::ECONNREFUSED),
