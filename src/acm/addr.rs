@@ -4,7 +4,8 @@
 //! InfiniBand specification, A11): {version and reserved bits u8 = 0, IP version in the upper half
 //! of a u8, source port be16, source and destination address of 16 bytes each, an IPv4 address in
 //! the last four}. For GIDs the IP version is 0: with any other version the peer's kernel looks for
-//! an IPoIB interface that has the addresses, and rejects the request if there is none.
+//! an IPoIB interface that has the addresses, and rejects the request if there is no such
+//! interface.
 
 use libc::{AF_INET, AF_INET6};
 

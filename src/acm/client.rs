@@ -149,7 +149,7 @@ fn hung_up(error: Errno) -> bool {
     matches!(error, Errno::EPIPE | Errno::ECONNRESET)
 }
 
-/// Reads the port number at the beginning of a file, if there is a valid one.
+/// Reads the port number at the beginning of a file. Returns `None` if there is no valid number.
 fn port_in(file: &str) -> Option<u16> {
     let mut text = [0; 32];
     let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file).ok()?;
@@ -181,7 +181,8 @@ impl Slot {
         Slot { kept: AtomicU64::new(0), cookie: AtomicU64::new(0) }
     }
 
-    /// Takes the connection out, if this process opened it and the descriptor still refers to it.
+    /// Takes the connection out, if this process opened it and the descriptor still refers to the
+    /// same socket.
     fn take(&self) -> Option<OwnedFd> {
         let kept = self.kept.load(Ordering::Relaxed);
         let fd = kept as u32;

@@ -122,7 +122,8 @@ pub fn receive_exact(fd: &OwnedFd, buffer: &mut [u8], deadline: Deadline) -> Res
     Ok(())
 }
 
-/// Returns whether there is input, an error or the end of the stream. An idle connection has none.
+/// Returns whether there is input, an error or the end of the stream. An idle connection has none
+/// of these.
 pub fn has_input(fd: &OwnedFd) -> bool {
     poll(fd, libc::POLLIN, 0) != 0
 }

@@ -185,7 +185,7 @@ pub fn parse_records(body: &[u8]) -> Answer {
     answer
 }
 
-/// Returns the address in a record, if it has one.
+/// Returns the address in a record, or `None` if the record is not an address.
 fn inet(kind: u16, record: &[u8]) -> Option<IpAddr> {
     match kind {
         TYPE_IPV4 => Some(IpAddr::from(array::<4>(record, INFO)?)),

@@ -91,7 +91,7 @@ fn resolve_active(id: &Id, info: &EndpointInfo<'_>, pd: Option<Pd>, attr: QpAttr
 }
 
 /// Creates the QP for the id of a connection request, on the listener's PD, if the listening
-/// endpoint has attributes for it.
+/// endpoint has attributes for QPs.
 pub(super) fn attach_qp(listen: &Id, new: &Id) -> Result<()> {
     let Some(mut attr) = listen.state().template else { return Ok(()) };
     // SAFETY: PD, CQs and SRQ outlive the endpoint, as `Pd` and `InitAttr` require.

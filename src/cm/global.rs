@@ -18,8 +18,8 @@ use crate::errno::Result;
 use crate::os::fork::{self, Handlers, Layer};
 use crate::os::sync::{self, Lock};
 
-/// How long fork() waits for another thread that holds the lock: five seconds. The work done under
-/// the lock is shorter, unless a device or its driver does not answer.
+/// How long fork() waits for another thread that holds the lock: five seconds. Work under the lock
+/// takes less time, unless a device or its driver does not answer.
 const FORK_LOCK_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(5) };
 
 /// A process-wide lock around a `T`, which fork() takes.

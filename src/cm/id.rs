@@ -42,7 +42,7 @@ pub struct Id {
     public: UnsafeCell<rdma_cm_id>,
     /// The kernel's handle of the id.
     handle: AtomicU32,
-    /// Whether the id is synchronous: it owns its channel, and every call waits for its event.
+    /// Whether the id is synchronous: it owns its channel, and every operation waits for its event.
     sync: AtomicBool,
     /// Held while an event uses the QP, and while the QP is destroyed: one thread may read events
     /// while another destroys the QP.
@@ -90,12 +90,13 @@ pub(super) struct State {
     /// The multicast memberships of the id.
     #[allow(clippy::vec_box, reason = "the kernel identifies a membership by its address")]
     pub groups: Vec<Box<Group>>,
-    /// The files from which `channel::move_to_new_file` has moved the id. They are kept until the
-    /// connection requests that are pending on them are read.
+    /// The files from which `channel::move_to_new_file` has moved the id. Each file is kept until
+    /// the connection requests that are pending on it are read.
     pub former: Vec<OwnFd>,
 }
 
-/// A multicast membership of an id. Its address is the `uid` of its events, so it is boxed.
+/// A multicast membership of an id. The membership is boxed, because its address is the `uid` of
+/// its events.
 pub(super) struct Group {
     pub(super) id: NonNull<Id>,
     /// The kernel's handle of the membership, which the kernel writes here.
@@ -427,7 +428,7 @@ pub(super) fn remove_handle(handle: u32, id: NonNull<Id>) {
     }
 }
 
-/// Returns the id of `handle`, if it is in the table.
+/// Returns the id of `handle`, or `None` if the table does not have the handle.
 pub(super) fn find_handle(handle: u32) -> Option<NonNull<Id>> {
     HANDLES.lock().0.get(&handle).copied()
 }

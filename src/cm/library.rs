@@ -52,8 +52,8 @@ impl Library {
 static LIBRARY: OnceBox<Library> = OnceBox::new();
 
 /// Returns the library, which the first successful call initializes. Fails with `ENODEV` if there
-/// are no RDMA devices, with `EPERM` if the kernel's command set version is unknown here, otherwise
-/// with the error of opening the device.
+/// are no RDMA devices, with `EPERM` if the kernel's command set version is not supported,
+/// otherwise with the error of finding the device node or the devices.
 #[inline]
 pub fn library() -> Result<&'static Library> {
     LIBRARY.get().map_or_else(find, Ok)

@@ -31,8 +31,8 @@ pub fn background(id: &Id, error: Errno, cause: Cause) {
     diag::background(fd, &endpoints(id), error, cause);
 }
 
-/// Logs an event if it reports a failure, a reject or the removal of a device. Logs all other
-/// events, too, if connections are logged.
+/// Logs an event if it reports a failure, a reject or the removal of a device. If connections are
+/// logged, also logs all other events except USER.
 #[inline]
 pub(super) fn event(id: &Id, event: &rdma_cm_event) {
     const REMOVAL: u32 = RDMA_CM_EVENT_DEVICE_REMOVAL as u32;

@@ -62,7 +62,7 @@ fn ask_ports(context: NonNull<ibv_context>, service: &Service, found: &mut Found
         let Ok(gid) = gid else { continue };
         match ask_port(gid, service) {
             Ok(records) => found(gid, &records)?,
-            // Any other error concerns this port, which is skipped.
+            // Any other error concerns this port only: skip the port.
             Err(error) if may_pass(error) => return Err(error),
             Err(_) => {}
         }

@@ -133,8 +133,8 @@ fn create_started(id: &Id, attributes: &mut InitAttr<'_, ibv_qp_init_attr_ex>) -
     Ok(qp)
 }
 
-/// Returns whether a CQ is missing that a QP of this type needs. XRC senders do not receive, and
-/// the completions of XRC receivers go to the CQs of SRQs.
+/// Returns whether a CQ that the QP's type needs is missing. XRC senders do not receive, and the
+/// completions of XRC receivers go to the CQs of SRQs.
 fn lacks_cq(attr: &ibv_qp_init_attr_ex) -> bool {
     let receives = attr.qp_type != ibv_qp_type::IBV_QPT_XRC_SEND && attr.qp_type != ibv_qp_type::IBV_QPT_XRC_RECV;
     let sends = attr.qp_type != ibv_qp_type::IBV_QPT_XRC_RECV;
@@ -313,7 +313,7 @@ fn create_cq(id: &Id, entries: u32) -> Result<Pair> {
 }
 
 /// Destroys the CQs of the id that `which` selects, with their channels. A program may have put the
-/// same CQ, or the same channel, into both fields: this object is destroyed once, and a shared
+/// same CQ, or the same channel, into both fields: such an object is destroyed once, and a shared
 /// channel after both CQs.
 fn destroy_cqs(id: &Id, which: CreatedCqs) {
     let recv = if which.recv { take_recv(id) } else { Pair::NONE };
@@ -365,8 +365,8 @@ impl Pair {
         NonNull::new(self.cq).is_some_and(|cq| unsafe { verbs::destroy_cq(cq) }.is_err_and(|error| error == Errno::EIO))
     }
 
-    /// Destroys the channel. If this fails and the device is `gone`, closes the channel's
-    /// descriptor.
+    /// Destroys the channel. If the channel cannot be destroyed and the device is `gone`, closes
+    /// the channel's descriptor.
     fn destroy_channel(&self, gone: bool) {
         let Some(channel) = NonNull::new(self.channel) else { return };
         // SAFETY: an id's channel is live until it leaves its field, and `destroy_cqs` has taken it

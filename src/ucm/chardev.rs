@@ -177,7 +177,7 @@ fn open_by_number(rdev: libc::dev_t) -> Result<OwnedFd> {
     while let Some(entry) = unsafe { libc::readdir(folder).as_ref() } {
         // SAFETY: the name of an entry is a C string.
         let name = unsafe { CStr::from_ptr(entry.d_name.as_ptr()) };
-        // Opening a device has side effects, so only the right one is opened.
+        // Opening a device has side effects, so only the node of the right device is opened.
         if let Some(path) = name.to_str().ok().and_then(|name| in_folder(name).ok())
             && has_number(text(&path), rdev)
         {
@@ -205,7 +205,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches those of the folders that exist. May be repeated.
+    /// Watches the folders that exist. May be called again. Fails with `ENOENT` if no folder can be
+    /// watched.
     fn add_folders(&self) -> Result<()> {
         let watching = [c"/dev/infiniband", c"/dev"].map(|folder| watch_folder(self.0.as_raw_fd(), folder));
         if watching.contains(&true) { Ok(()) } else { Err(Errno::ENOENT) }

@@ -252,7 +252,7 @@ pub fn leave_mcast(fd: RawFd, handle: u32) -> Result<u32> {
 /// # Safety
 /// `answer` is valid for reads and writes, and nothing else uses it during the call.
 pub unsafe fn get_event(fd: RawFd, answer: *mut rdma_ucm_event_resp, mut cancelled: impl FnMut(bool)) -> Result<()> {
-    /// Not the number of any event.
+    /// A number that no event has.
     const NONE: u32 = u32::MAX;
     // SAFETY: `answer` is valid: guaranteed by the caller.
     let number = unsafe { &raw mut (*answer).event };

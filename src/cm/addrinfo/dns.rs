@@ -40,7 +40,7 @@ fn is_gid(hints: &Hints) -> bool {
 
 /// Returns the hints for getaddrinfo(3). A GID is written as an IPv6 address, so only IPv6
 /// addresses are requested for a GID. rdma-core takes a GID from any address, and reads beyond the
-/// end of a shorter one.
+/// end of a shorter address.
 fn question(hints: &Hints) -> addrinfo {
     let flag = |rai, ai| if hints.has(rai) { ai } else { 0 };
     let family = match hints.family {
@@ -85,8 +85,9 @@ fn from_found(info: &addrinfo, addr: &[u8], hints: Option<&Hints>) -> Result<Ent
     Ok(entry)
 }
 
-/// Returns the QP type and port space of the hints. A type or port space of 0 is replaced by the
-/// one that matches the socket type or protocol of the result.
+/// Returns the QP type and port space of the hints. A QP type of 0 is replaced by the type that
+/// matches the result's socket type, and a port space of 0 by the port space that matches the
+/// result's protocol.
 fn types(info: &addrinfo, hints: Option<&Hints>) -> (c_int, c_int) {
     let (qp_type, port_space) = hints.map_or((0, 0), |hints| (hints.qp_type, hints.port_space));
     let qp_type = match (qp_type, info.ai_socktype) {

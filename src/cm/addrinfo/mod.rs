@@ -69,7 +69,7 @@ pub trait Env {
     /// Returns whether the kernel supports AF_IB.
     fn af_ib(&self) -> bool;
 
-    /// Asks ibacm. Returns `None` if there is no ibacm or it finds nothing.
+    /// Asks ibacm. Returns `None` if there is no ibacm, or if ibacm finds nothing.
     fn ask_acm(&self, query: &Query) -> Option<Answer> {
         acm::client().ask(query)
     }
@@ -272,7 +272,8 @@ pub enum Pending {
 }
 
 impl Pending {
-    /// Starts a look-up. Fails with `EBUSY` if one is in progress, or its result was not taken.
+    /// Starts a look-up. Fails with `EBUSY` if a look-up is in progress, or if its result was not
+    /// taken.
     pub fn begin(&mut self) -> Result<()> {
         if !matches!(self, Pending::Idle) {
             return Err(Errno::EBUSY);

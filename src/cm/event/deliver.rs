@@ -44,7 +44,7 @@ pub(super) unsafe fn deliver(event: &mut Event) -> Outcome {
     outcome
 }
 
-/// Returns the id that an event is about, and the multicast group if it is about one. Returns
+/// Returns the id of an event, and the multicast group if the event is about a group. Returns
 /// `None` if the id is unknown.
 ///
 /// # Safety

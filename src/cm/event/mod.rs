@@ -110,8 +110,8 @@ pub fn get_cm_event(channel: EventChannel) -> Result<OwnedEvent> {
 }
 
 /// Called when the thread is cancelled. If `is_lost`, the kernel has handed over an event that the
-/// program will not get: the event is completed, so that destroying its id does not wait for it. A
-/// lost connection request is rejected.
+/// program will not get: the event is completed, so that destroying the id does not wait for the
+/// event. A lost connection request is rejected.
 ///
 /// # Safety
 /// If `is_lost`, `event` is as [`deliver`](deliver::deliver) requires it.
