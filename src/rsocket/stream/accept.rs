@@ -30,8 +30,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before the reactor tries again to open the descriptors of a connection, after a lack of
 /// descriptors or memory.
 const CHANNEL_DELAY: Duration = Duration::from_millis(10);
-/// How long requests wait for descriptors before they are rejected. The peer may be in this
-/// process, and close descriptors when its call fails.
+/// Maximum time that requests wait for descriptors before they are rejected. The peer may be in
+/// this process, and close descriptors when its rconnect(3) fails.
 const STARVED_TIME: Duration = Duration::from_secs(1);
 /// Number of requests that the reactor reads in a turn before it answers one and serves other
 /// streams: the kernel drops requests that do not fit its queue, and a peer repeats a dropped
@@ -139,7 +139,7 @@ impl Stream {
         }
     }
 
-    /// Answers the oldest request whose peer still waits.
+    /// Answers the oldest request whose peer still waits, if the listener can answer a request now.
     pub(super) fn answer_next(self: &Arc<Self>, mut state: Guard<'_>) {
         let Phase::Listening(listening) = &mut state.phase else { return };
         if !listening.has_waiting() {
@@ -154,11 +154,12 @@ impl Stream {
         if listening.awaits_accept() {
             return;
         }
-        // Requests are dropped here, before they cost a connection, if their peers have given up.
+        // Drop requests whose peers have given up, before a connection is created for them.
         let Some((oldest, _)) = listening.oldest_pending(REQUESTS_PER_TURN, |(request, _)| request.is_pending()) else {
             return answer_waiting(state);
         };
-        // Open these before evicting a connection: without them, the request stays queued.
+        // Open the descriptors before evicting a connection: without descriptors, the request stays
+        // queued.
         let descriptors = match Descriptors::open(oldest) {
             Ok(descriptors) => descriptors,
             Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) if !listening.lacks_descriptors_for(STARVED_TIME) => {
@@ -175,7 +176,8 @@ impl Stream {
         self.answer(state, descriptors);
     }
 
-    /// Accepts or rejects the oldest request. The descriptors are for the connection.
+    /// Accepts or rejects the oldest request, or leaves it queued. The descriptors are for the
+    /// connection.
     fn answer(self: &Arc<Self>, mut state: Guard<'_>, Descriptors { channel, spare }: Descriptors) {
         let Phase::Listening(listening) = &mut state.phase else { return };
         let ready = listening.ready_count();
@@ -219,7 +221,7 @@ impl Stream {
     }
 
     /// Adds an accepted connection to the listener. The reactor's event thread may have finished
-    /// its handshake already, unknown to the listener. Returns the listener's lock.
+    /// the handshake before the listener knows of the connection. Returns the listener's lock.
     fn add_accepted<'a>(&'a self, mut state: Guard<'a>, new: &Arc<Stream>, slot: Slot) -> Guard<'a> {
         let is_listed = match &mut state.phase {
             Phase::Listening(listening) => listening.add_pending(new, slot),
@@ -249,7 +251,7 @@ impl Stream {
         {
             let oldest = Arc::clone(oldest);
             last = Some(Arc::as_ptr(&oldest));
-            // Lock order: `serve` may take the listener's lock.
+            // Lock order: release the listener's lock, which `serve` may take.
             drop(state);
             // If another thread holds the connection's lock, that thread handles the events.
             oldest.serve();
@@ -258,8 +260,8 @@ impl Stream {
         state
     }
 
-    /// Accepts a request, whose id has a channel of its own now. Returns the stream with this
-    /// `state`; its handshake continues in the background.
+    /// Accepts a request, whose id now has its own channel. Returns the stream with this `state`;
+    /// its handshake continues in the background.
     fn accept_request(&self, state: State, peer: &ConnData, takes_reads: bool) -> Result<Arc<Stream>> {
         // The stream owns the id and the connection: on failure it destroys the QP before the id.
         let stream = Stream::with(self.domain, state)?;
@@ -268,36 +270,37 @@ impl Stream {
         let offer = unconnected.connection_data().emit();
         stream.channel_fd.store(unconnected.channel.completions.fd(), Ordering::Relaxed);
         state.connection = Some(unconnected.connect(peer, takes_reads)?);
-        // Register before accepting: a later failure would end a connection that the peer has seen
-        // established.
+        // Register before accepting: a later failure to register would end a connection that the
+        // peer has seen established.
         state.id()?.set_nonblocking()?;
         let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())?;
         state.key = Some(key);
         let accepted = state.id().and_then(|id| id.connect_or_accept(false, &offer));
         drop(state);
-        // Enable the descriptor without the lock: the event thread would find the stream busy, and
-        // serve connections that are accepted later before it.
+        // Enable the descriptor without the lock: otherwise the event thread could find the stream
+        // locked, and serve connections first that are accepted later.
         if accepted.is_ok() {
             reactor::enable(key, Instant::now() + HANDSHAKE_TIMEOUT);
         }
-        // On failure, close the stream: the reactor holds a reference to it until then.
+        // On failure, close the stream: until it is closed, the reactor holds a reference to it.
         accepted.inspect_err(|_| stream.close_unaccepted())?;
         Ok(stream)
     }
 
-    /// Notifies of a connection that has become available to raccept(3). The caller holds the
-    /// listener's lock. As with accept(2), each connection is an edge and wakes one of the threads
-    /// in raccept(3). No wake-up is wasted on a thread that is about to return without a
-    /// connection: only threads in raccept(3) sleep for a listener's changes, and such a thread
-    /// takes a ready connection whatever ended its sleep. A cancelled thread wakes another one.
+    /// Notifies the waiters of a connection that has become available to raccept(3). The caller
+    /// holds the listener's lock. As with accept(2), each connection is an edge and wakes one of
+    /// the threads in raccept(3). No wake-up is wasted on a thread that is about to return without
+    /// a connection: only threads in raccept(3) sleep for a listener's changes, and such a thread
+    /// takes a ready connection whatever ended its sleep. A cancelled thread wakes another thread.
     fn notify_ready(&self) {
         self.edges.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_one();
         self.watchers.notify(Notice::Changed);
     }
 
-    /// Ends the handshake of an accepted connection. Returns `None` if another thread holds the
-    /// stream's lock for long: raccept(3) may have returned the stream meanwhile.
+    /// Ends the handshake of an accepted connection, and releases the lock meanwhile. Returns
+    /// `None` if another thread then holds the lock for long: raccept(3) may have returned the
+    /// stream.
     pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, succeeded: bool) -> Option<Guard<'a>> {
         let Phase::Accepting(listener) = &state.phase else { return Some(state) };
         let listener = listener.upgrade();
@@ -330,8 +333,9 @@ impl Stream {
         }
     }
 
-    /// Ends the handshake of a connection that must give up its slot to another one. Returns false
-    /// if the connection is established; the event thread may not have informed the listener yet.
+    /// Ends the handshake of a connection that must give up its slot to another connection. Returns
+    /// false if the connection is established; the event thread may not have informed the listener
+    /// yet.
     fn evict(&self) -> bool {
         let mut state = self.lock();
         let is_established = state.handshake_result() == Some(true);
@@ -342,8 +346,8 @@ impl Stream {
     }
 }
 
-/// Returns the backlog for the number that a program gives to rlisten(3). As with listen(2): one
-/// more than requested, and a negative number is the largest backlog.
+/// Returns the backlog for the argument of rlisten(3). As with listen(2), the backlog is one more
+/// than the argument, and a negative argument requests the largest backlog.
 fn backlog_of(number: c_int) -> usize {
     usize::try_from(number).map_or(MAX_BACKLOG, |number| (number + 1).min(MAX_BACKLOG))
 }
@@ -355,7 +359,8 @@ fn connection_data(domain: c_int, private_data: &[u8]) -> Result<ConnData> {
     private_data.get(skip..).and_then(ConnData::parse).ok_or(Errno::EPROTO)
 }
 
-/// Makes the reactor answer the next request: there may be a slot for it. Releases the lock.
+/// Makes the reactor answer the next waiting request, for which there may be a slot. Releases the
+/// lock.
 fn answer_waiting(state: Guard<'_>) {
     if matches!(&state.phase, Phase::Listening(listening) if listening.has_waiting()) {
         set_listener_timer(state, Instant::now());
@@ -371,8 +376,8 @@ fn set_listener_timer(state: Guard<'_>, time: Instant) {
 }
 
 impl State {
-    /// Returns the error of raccept(3) if there is no connection to return, or `None` if it waits
-    /// for one.
+    /// Returns the error of raccept(3) if there is no connection to return, or `None` if the call
+    /// waits for a connection.
     fn why_no_accept(&mut self) -> Option<Errno> {
         let is_listening = matches!(self.phase, Phase::Listening(_));
         let error = if is_listening { self.take_error() } else { None };

@@ -1,8 +1,9 @@
 //! Connections of a listener that the program has not accepted yet, and the limit on their number.
 //!
-//! Each of them takes two descriptors before the program knows of it. One listener gets at most
-//! half of the slots that the other listeners have left, so that a flooded listener leaves slots to
-//! the others. All listeners together leave half of the process's descriptors to the program.
+//! Each unaccepted connection takes two descriptors before the program knows of the connection. One
+//! listener gets at most half of the slots that the other listeners have left, so that a flooded
+//! listener leaves slots to the others. All listeners together leave half of the process's
+//! descriptors to the program.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -22,7 +23,7 @@ static UNACCEPTED: AtomicUsize = AtomicUsize::new(0);
 /// Divisor of the descriptor limit: a connection uses two descriptors, and unaccepted connections
 /// may use half of the limit.
 const DESCRIPTORS_PER_CONNECTION: usize = 4;
-/// Number of unaccepted connections that are always allowed.
+/// Minimum of the limit on unaccepted connections, for a process with few descriptors.
 const MIN_LIMIT: usize = 4;
 /// Minimum limit of unanswered requests per listener; a larger backlog raises the limit. A request
 /// uses a kernel id, but no descriptor.
@@ -34,8 +35,8 @@ const MIN_WAITING_LIMIT: usize = 1024;
 /// requests have given up, a later connection fails with `ENOMEM`; the cause is not known.
 const OPTIONS_TIME: Duration = Duration::from_micros(500);
 
-/// Minimum time that a connection in the handshake keeps its slot while requests wait for one. Its
-/// peer may consider itself connected, with its last message on the way.
+/// Minimum time that a connection in the handshake keeps its slot while requests wait for one. The
+/// peer may consider itself connected while its last message is still on the way.
 const MIN_HANDSHAKE_TIME: Duration = Duration::from_millis(250);
 /// Each group of this many waiting requests adds 1 to the divisor of [`MIN_HANDSHAKE_TIME`]. A
 /// burst of honest peers is usually smaller.
@@ -47,7 +48,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Takes a slot for a listener that uses `own` slots. Returns `None` if none is left for it.
+    /// Takes a slot for a listener that uses `own` slots. Returns `None` if no slot is left for the
+    /// listener.
     fn take(own: usize) -> Option<Slot> {
         let limit = limit();
         let take = |all| has_slot(all, own, limit).then_some(all + 1);
@@ -61,7 +63,8 @@ fn limit() -> usize {
     (event::descriptor_limit() / DESCRIPTORS_PER_CONNECTION).max(MIN_LIMIT)
 }
 
-/// Returns whether a listener that uses `own` slots may take one more if `all` of `limit` are used.
+/// Returns whether a listener that uses `own` slots may take another slot if `all` of the `limit`
+/// slots are used.
 fn has_slot(all: usize, own: usize, limit: usize) -> bool {
     own < limit.saturating_sub(all)
 }
@@ -99,11 +102,11 @@ pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     pub waiting: VecDeque<R>,
     /// The listener is about to be closed, and answers no more requests.
     is_ending: bool,
-    /// Since when the waiting requests have lacked descriptors.
+    /// Time since which the waiting requests have lacked descriptors, if they do.
     starved: Option<Instant>,
     /// Number of admitted requests that are being answered, without the listener's lock.
     answering: usize,
-    /// Connections in the handshake with the time at which it began, oldest first.
+    /// Connections in the handshake, each with the time at which the handshake began, oldest first.
     pending: VecDeque<(Arc<S>, Slot, Instant)>,
     /// Established connections, for raccept(3).
     ready: VecDeque<(Arc<S>, Slot)>,
@@ -131,14 +134,14 @@ impl<S, R> Listening<S, R> {
         self.answers_from.take().is_some() && self.has_waiting()
     }
 
-    /// Returns the time from which on requests may be answered, if that is later than `now`.
+    /// Returns the time from which on requests may be answered, if this time is later than `now`.
     pub fn answers_later(&mut self, now: Instant) -> Option<Instant> {
         self.answers_from = self.answers_from.filter(|&time| time > now);
         self.answers_from
     }
 
-    /// Queues a request for an answer. If too many requests wait, the oldest one is rejected, and
-    /// without memory the new one.
+    /// Queues a request for an answer. If too many requests wait, rejects the oldest request;
+    /// without memory, rejects the new request.
     pub fn add_waiting(&mut self, request: R) {
         if self.waiting.is_empty() {
             self.starved = None;
@@ -156,13 +159,14 @@ impl<S, R> Listening<S, R> {
     }
 
     /// Returns the number of requests to read in a turn, at most `limit`. While there is a slot, no
-    /// more requests are read than may wait, so that none is rejected before it could be answered.
+    /// more requests are read than may wait, so that no request is rejected before it could be
+    /// answered.
     pub fn requests_to_read(&self, limit: usize) -> usize {
         if self.is_full() { limit } else { limit.min(self.waiting_space()) }
     }
 
-    /// Drops the oldest requests, at most `limit`, until one is still pending. Returns that
-    /// request, or `None` if it has dropped `limit` requests or all.
+    /// Drops the oldest requests, at most `limit`, up to the first request that is still pending.
+    /// Returns the pending request, or `None` if all requests or `limit` of them were dropped.
     pub fn oldest_pending(&mut self, limit: usize, is_pending: impl Fn(&R) -> bool) -> Option<&R> {
         let examined = self.waiting.iter().take(limit);
         let gone = examined.take_while(|request| !is_pending(request)).count();
@@ -170,8 +174,8 @@ impl<S, R> Listening<S, R> {
         self.waiting.front().filter(|_| gone < limit)
     }
 
-    /// Notes that there are no descriptors for the next connection. Returns whether they have been
-    /// lacking for `time`.
+    /// Notes that there are no descriptors for the next connection. Returns whether descriptors
+    /// have been lacking for `time`.
     pub fn lacks_descriptors_for(&mut self, time: Duration) -> bool {
         self.starved.get_or_insert_with(Instant::now).elapsed() >= time
     }
@@ -194,8 +198,8 @@ impl<S, R> Listening<S, R> {
         !self.is_ending && !self.waiting.is_empty()
     }
 
-    /// Stops answering requests; closing the listener rejects those that wait. Returns the number
-    /// of connections that raccept(3) may still return, including those in the handshake.
+    /// Stops answering requests; closing the listener rejects the waiting requests. Returns the
+    /// number of connections that raccept(3) may still return, including those in the handshake.
     pub fn answer_no_more(&mut self) -> usize {
         self.is_ending = true;
         self.answering + self.pending.len() + self.ready.len()
@@ -222,7 +226,7 @@ impl<S, R> Listening<S, R> {
         own >= self.backlog || !has_slot(UNACCEPTED.load(Ordering::Relaxed), own, limit())
     }
 
-    /// Returns the oldest pending connection if there is no slot for a new one.
+    /// Returns the oldest pending connection if there is no slot for a new connection.
     pub fn next_to_evict(&self) -> Option<&(Arc<S>, Slot, Instant)> {
         self.pending.front().filter(|_| self.is_full())
     }
@@ -238,9 +242,8 @@ impl<S, R> Listening<S, R> {
 
     /// Takes a slot for a new connection, whose descriptors the caller has. Without a free slot,
     /// evicts the oldest pending connection and returns it with its slot; the caller closes the
-    /// connection. Returns `None` without memory, if no connection is pending, or if the oldest one
-    /// is established: then `evict` returns false, and the connection becomes available to
-    /// raccept(3).
+    /// connection. Returns `None` without memory, if no connection is pending, or if `evict`
+    /// returns false: the oldest connection is established, and becomes available to raccept(3).
     pub fn admit(&mut self, evict: impl FnOnce(&S) -> bool) -> Option<(Slot, Option<Arc<S>>)> {
         self.starved = None;
         // Without memory for the list, reject the request now: its peer, once accepted, would be
@@ -268,7 +271,7 @@ impl<S, R> Listening<S, R> {
     }
 
     /// Adds a connection whose handshake begins. Returns false if there is no memory: the caller
-    /// has to close it.
+    /// then has to close the connection.
     pub fn add_pending(&mut self, stream: &Arc<S>, slot: Slot) -> bool {
         let has_memory = self.pending.try_reserve(1).is_ok();
         if has_memory {
@@ -277,7 +280,8 @@ impl<S, R> Listening<S, R> {
         has_memory
     }
 
-    /// Ends the handshake of a connection: makes it ready if it has `succeeded`, or removes it.
+    /// Ends the handshake of a connection: makes the connection ready if the handshake has
+    /// `succeeded`, or removes it.
     pub fn finish(&mut self, connection: &S, succeeded: bool) -> Finished<S> {
         let is_it = |(pending, ..): &(Arc<S>, Slot, Instant)| std::ptr::eq(&raw const **pending, connection);
         let Some((stream, slot, _)) = self.pending.iter().position(is_it).and_then(|index| self.pending.remove(index))

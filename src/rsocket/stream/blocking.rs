@@ -185,13 +185,15 @@ impl EventSource for Stream {
             // SAFETY: the channel is live and in blocking mode while it has a leader, see below.
             cancel::sleep(|| unsafe { events.wait() })?;
         } else {
-            // A blocking read: SA_RESTART of the program's handler says whether a signal ends it.
+            // In a blocking read, SA_RESTART of the program's handler decides whether a signal ends
+            // the read.
             // SAFETY: a connection is dropped only after its leader has returned, so the channel is
             // live.
             return cancel::sleep(|| unsafe { events.take() });
         }
-        // Only the leader reads events, so one is still there. A thread that is cancelled after
-        // reading it would never acknowledge it, and destroying the CQ would wait for ever.
+        // Only the leader reads events, so the event is still there. A thread that is cancelled
+        // after reading the event would never acknowledge it, and destroying the CQ would wait for
+        // ever.
         // SAFETY: the channel is live while it has a leader, which is this thread.
         cancel::disabled(|| unsafe { events.take() })
     }

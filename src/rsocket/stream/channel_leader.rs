@@ -2,9 +2,9 @@
 //!
 //! One of the waiting threads, the leader, sleeps in the channel, in the system call that reads the
 //! event. The others sleep until they are notified. The leader processes the completions when it
-//! comes back, and notifies the others; one of them becomes the next leader if it still has to
-//! wait. Pollers sleep on the channel's descriptor; while there is a leader they leave the channel
-//! to it and wait to be notified, too.
+//! wakes up, and notifies the others; one of them becomes the next leader if it still has to wait.
+//! Pollers sleep on the channel's descriptor; while there is a leader they leave the channel to it
+//! and wait to be notified, too.
 //!
 //! Everything outside of this logic is behind [`EventSource`]. The hand-over of the leadership is
 //! model-checked by the crate in `tests/models` (`scripts/check loom`).
@@ -31,7 +31,7 @@ pub(super) struct Until {
     pub any_signal: bool,
 }
 
-/// Who sleeps in a completion channel, and whether its receive CQ is armed.
+/// The thread that sleeps in a completion channel, and whether the channel's receive CQ is armed.
 #[derive(Debug, Default)]
 pub(super) struct Leadership {
     /// The thread that sleeps in the channel, is about to sleep there, or has just woken up
@@ -69,7 +69,8 @@ pub(super) trait EventSource {
     fn this_thread() -> usize;
     /// Locks the state.
     fn lock(&self) -> LockGuard<'_, Self::State>;
-    /// Returns the counter for which threads wait that do not sleep in the channel.
+    /// Returns the counter of changes. Threads that do not sleep in the channel wait for it to
+    /// change.
     fn changed(&self) -> &Changes;
     /// Notifies the pollers, if any: the event that they rely on was read, or the leader that would
     /// read it has returned.
@@ -79,8 +80,8 @@ pub(super) trait EventSource {
     fn leadership(state: &mut Self::State) -> Option<&mut Leadership>;
     /// Returns whether the changes that threads wait for raise events in the channel.
     fn uses_channel(state: &Self::State) -> bool;
-    /// Processes completions, and notifies the waiting threads if there were any. Returns whether
-    /// there were any.
+    /// Processes completions. If there were any, or the stream has failed, notifies the waiting
+    /// threads and returns true.
     fn process_completions(&self, state: &mut Self::State) -> bool;
     /// Requests an event for the next message of the peer. Returns false if the request failed: the
     /// state has changed then, and the channel is not used any more.
@@ -94,7 +95,8 @@ pub(super) trait EventSource {
     fn channel_failed(&self, state: &mut Self::State);
     /// Returns the channel, in blocking mode, or `None` if there is none.
     fn channel(&self, state: &mut Self::State) -> Option<Self::Channel>;
-    /// Waits for an event and reads it. Returns the event.
+    /// Waits for an event and reads it. Fails with `ETIMEDOUT` at the deadline, and with `EINTR`
+    /// after a signal, as `until` specifies.
     fn sleep(channel: Self::Channel, until: Until) -> Result<Self::Event>;
     /// Runs `sleep`; runs `undo` if the thread is cancelled meanwhile.
     fn with_cleanup<T>(_undo: impl FnMut(), sleep: impl FnOnce() -> T) -> T {
@@ -227,8 +229,8 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
 }
 
 /// Waits in the channel until `ready` returns an answer, for a call that polls only this stream.
-/// Returns the answer, which is `None` at the deadline. Returns an outer `None` if another thread
-/// is the leader.
+/// Returns the answer, which is `None` at the deadline. Fails with `EINTR` after a signal. Returns
+/// an outer `None` if the thread cannot become the leader.
 pub(super) fn wait_alone<'a, S: EventSource, T>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -291,7 +293,8 @@ fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
     mem::replace(&mut leadership.armed, true) || stream.arm_recv_cq(state)
 }
 
-/// Ends the leadership of a thread that has returned from its sleep, and has read `event`, if any.
+/// Ends the leadership of a thread that has returned from its sleep, and has read `event`, if there
+/// was one.
 #[expect(clippy::inline_always, reason = "the usual wait is one function")]
 #[inline(always)]
 fn resign<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {

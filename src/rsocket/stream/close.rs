@@ -1,9 +1,10 @@
 //! Shutting down and closing streams and listeners.
 //!
-//! After rshutdown(3) or rclose(3), an [`Ending`] remains: the last message is sent, all data
-//! arrives, and an iWARP connection is ended gracefully. The call waits for the ending, or the
-//! reactor checks it at intervals: the data of a non-blocking socket arrives after the call has
-//! returned. No stream delays another one. exit(3) waits for all endings together.
+//! An [`Ending`] is the remaining work of rshutdown(3) or rclose(3): to send the last message, to
+//! wait until all data has arrived, and to end an iWARP connection gracefully. Either the call
+//! waits for this work, or the reactor continues it at intervals: the data of a non-blocking socket
+//! may arrive after the call has returned. No stream delays another stream. exit(3) waits for all
+//! background shutdowns together.
 
 use std::ffi::c_int;
 use std::mem;
@@ -26,14 +27,14 @@ use crate::{cm, diag};
 /// Time-out for the last messages to arrive: longer than the transport's retries, for a peer that
 /// is alive but posts no receives.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time-out of rclose(3) itself if it cannot leave the rest to the reactor.
+/// Time-out of rclose(3) itself if the call cannot leave the shutdown to the reactor.
 const SHORT_CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time-out of the graceful end of an iWARP connection: the peer may be gone.
 const GRACEFUL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time-out of exit(3) for all streams together.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Shortest and longest interval at which the reactor checks an ending. Between these limits, the
-/// interval is the time that the ending has taken so far.
+/// Shortest and longest interval at which the reactor continues a shutdown. Between these limits,
+/// the interval is the time that the shutdown has taken so far.
 const MIN_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_INTERVAL: Duration = Duration::from_millis(256);
 /// Divisor of the descriptor limit: a stream that is closed in the background uses two descriptors,
@@ -48,15 +49,15 @@ static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 static CLOSED: AtomicUsize = AtomicUsize::new(0);
 /// Counts streams whose background shutdown has finished.
 static FINISHED: Changes = Changes::new();
-/// exit(3) has waited already.
+/// exit(3) has begun to wait for the background shutdowns, which happens only once.
 static WAITED_AT_EXIT: AtomicBool = AtomicBool::new(false);
 
-/// What a shutdown or close still has to do.
+/// The remaining work of a shutdown or close.
 struct Ending {
     /// The final message, until it is sent.
     message: Option<Control>,
     deadline: Instant,
-    /// An iWARP connection is ended gracefully when everything was sent: a completed work request
+    /// An iWARP connection is ended gracefully after everything was sent: a completed work request
     /// only means that TCP holds the data, and closing the connection would discard it.
     graceful: bool,
     /// The graceful disconnect is in progress.
@@ -65,20 +66,21 @@ struct Ending {
     call_deadline: Option<Instant>,
 }
 
-/// Completes an ending: [`Stream::wait_for`] or [`Stream::leave_to_reactor`].
+/// Completes a shutdown: [`Stream::wait_for`] or [`Stream::leave_to_reactor`].
 type Complete = for<'a> fn(&'a Stream, Guard<'a>, Ending) -> Guard<'a>;
 
 impl Ending {
-    /// Creates an ending that has no message and need not be graceful.
+    /// Creates an ending that has no message and is not graceful.
     fn by(deadline: Instant) -> Ending {
         Ending { message: None, deadline, graceful: false, disconnecting: false, call_deadline: None }
     }
 
-    /// Continues the ending without waiting. Returns whether all data has arrived, or no more will.
+    /// Advances the shutdown without waiting. Returns true if the peer has received all data, if no
+    /// more data can reach the peer, or if the deadline has passed.
     fn is_over(&mut self, stream: &Stream, state: &mut State) -> bool {
         stream.process_completions(state);
         let Some(connection) = &mut state.connection else { return true };
-        // After a disconnect nothing arrives any more, even if the device reports no completions.
+        // After a disconnect no data arrives any more, even if the device reports no completions.
         if state.cm_disconnected || Instant::now() >= self.deadline {
             return true;
         }
@@ -101,9 +103,10 @@ impl Ending {
         state.is_flushed() && !self.goes_on_gracefully(state)
     }
 
-    /// Ends the connection gracefully when all data was sent: posts an RDMA read, whose completion
-    /// shows that the data has arrived. If the peer takes no reads, disconnects: then the ending is
-    /// over when the peer's adapter has disconnected, too. Returns false if there is nothing to do.
+    /// Ends the connection gracefully after all data was sent: posts an RDMA read, whose completion
+    /// shows that the data has arrived. If the peer accepts no reads, disconnects; the shutdown is
+    /// then complete when the peer's adapter has disconnected, too. Returns false if there is
+    /// nothing to wait for.
     fn goes_on_gracefully(&mut self, state: &mut State) -> bool {
         if !self.graceful || !state.needs_graceful_end() {
             return false;
@@ -118,12 +121,12 @@ impl Ending {
     }
 }
 
-/// An ending that the reactor checks at intervals. A child of fork() forgets the endings of its
-/// parent, and counts only its own.
+/// A shutdown that the reactor continues at intervals. A child of fork() forgets its parent's
+/// shutdowns, and counts only its own.
 pub(super) struct Background {
     ending: Ending,
     started: Instant,
-    /// The program has closed the stream, and it was removed from all epoll instances.
+    /// The program has closed the stream, and the stream was removed from all epoll instances.
     closed: bool,
 }
 
@@ -175,8 +178,8 @@ pub fn wait_for_all() {
     }
 }
 
-/// Resets the counters in a child of fork(), which has no reactor yet and none of its parent's
-/// streams to wait for.
+/// Resets the counters in a child of fork(), which has no reactor yet and does not wait for its
+/// parent's streams.
 pub fn in_child() {
     ACTIVE.store(0, Ordering::Relaxed);
     CLOSED.store(0, Ordering::Relaxed);
@@ -203,8 +206,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Shutting down either direction of a connecting socket cancels the attempt, as with TCP. The
-    /// socket keeps its address and can connect again.
+    /// Cancels an attempt to connect, as TCP does when either direction is shut down. The socket
+    /// keeps its address and can connect again.
     fn cancel_connect(&self, state: &mut State) -> Result<()> {
         let result = self.reset(state);
         state.error = Some(Errno::ECONNRESET);
@@ -215,9 +218,11 @@ impl Stream {
         result
     }
 
-    /// Cancels an attempt to connect, if there is one. Fails with `EISCONN` if it has succeeded.
+    /// Cancels an attempt to connect, if there is one. Fails with `EISCONN` if the attempt has
+    /// succeeded.
     pub fn cancel_attempt(&self) -> Result<()> {
-        // The handshake's last message is sent under this lock: the phase cannot change meanwhile.
+        // The handshake's last message is sent under this lock, so the phase cannot change
+        // meanwhile.
         let mut state = self.enter()?;
         match state.phase {
             Phase::Connecting(_) => self.cancel_connect(&mut state),
@@ -258,7 +263,7 @@ impl Stream {
         state
     }
 
-    /// Waits until an ending is over.
+    /// Waits until a shutdown is complete or has timed out.
     fn wait_for<'a>(&'a self, mut state: Guard<'a>, mut ending: Ending) -> Guard<'a> {
         state.begin_flush();
         let mut wait = Wait::after(None);
@@ -276,7 +281,8 @@ impl Stream {
                 wait.deadline = Some(deadline);
                 self.sleep(state, &mut wait)
             };
-            // A signal does not end the wait: the program could not call again for the rest.
+            // A signal does not end the wait: the program could not continue the wait with another
+            // call.
             if result == Err(Errno::ETIMEDOUT) || matches!(state.phase, Phase::Closed) {
                 break;
             }
@@ -285,8 +291,9 @@ impl Stream {
         state
     }
 
-    /// Leaves an ending to the reactor, unless it is over at once: usually the last message can be
-    /// sent, and often it has arrived already.
+    /// Leaves a shutdown to the reactor, unless it is complete at once: usually the last message
+    /// can be sent, and often the message has arrived already. Drops the shutdown if the reactor
+    /// does not serve the stream.
     fn leave_to_reactor<'a>(&'a self, mut state: Guard<'a>, mut ending: Ending) -> Guard<'a> {
         state.begin_flush();
         if ending.is_over(self, &mut state) || state.key.is_none() {
@@ -298,8 +305,8 @@ impl Stream {
         state
     }
 
-    /// rclose(3). The caller has removed the descriptor from the table. Calls of other threads then
-    /// fail with `EBADF`.
+    /// rclose(3). The caller has removed the descriptor from the table. Calls of other threads on
+    /// the socket fail with `EBADF`.
     pub fn close(&self) {
         if !self.owner.is_this_process() {
             return self.close_inherited_fds();
@@ -328,7 +335,8 @@ impl Stream {
         }
         // The calls of other threads fail from now on. The steps below wake the leader.
         self.notify(Notice::Changed);
-        // With SO_LINGER of 0, the leader is woken as the QP is flushed, and nothing is sent.
+        // With SO_LINGER of 0, nothing is sent, and flushing the QP in `finish_close` wakes the
+        // leader.
         if limit.is_zero() {
             state.take_background();
             return self.finish_close(state);
@@ -354,7 +362,7 @@ impl Stream {
         }
         let mut state = self.detach_fd(state)?;
         // There is no descriptor, or too many streams are closed in the background. A peer that is
-        // alive gets all data within this time-out.
+        // alive usually gets all data within this short time-out.
         let message = state.take_background().and_then(|background| background.ending.message);
         Some(self.wait_for(state, Ending { message, ..Ending::by(Instant::now() + SHORT_CLOSE_TIMEOUT) }))
     }
@@ -367,16 +375,17 @@ impl Stream {
         let Ok(old) = moved else { return Some(state) };
         drop(state);
         self.notify(Notice::Closed);
-        // The reactor may close the stream's descriptors only now: before, an epoll might have
-        // removed a descriptor that another rsocket already has.
+        // Let the reactor close the stream's descriptors only after `notify` has removed the stream
+        // from all epoll instances. Otherwise the removal could hit another rsocket that already
+        // has the same descriptor.
         self.lock().background.iter_mut().for_each(Background::close);
         // Close the old descriptor last: another thread may get it for a new rsocket at once, and
-        // add it to an epoll, which must have forgotten this stream.
+        // add it to an epoll instance, from which this stream must have been removed before.
         drop(old);
         None
     }
 
-    /// Continues a background ending when its timer has expired.
+    /// Continues a background shutdown when its timer has expired.
     pub(super) fn continue_in_background(&self, mut state: Guard<'_>) {
         let Some(mut background) = state.background.take() else { return };
         let is_over = background.is_crowded() || background.ending.is_over(self, &mut state);
@@ -391,18 +400,18 @@ impl Stream {
         if is_closing { self.release_soon(state) } else { state.set_keep_alive() }
     }
 
-    /// Flushes a stream in the background when the process exits without rclose(3); the stream
-    /// itself stays. Does nothing in a signal handler that has interrupted the lock's holder, or if
-    /// another thread holds the lock for long. Unless `all` is set, flushes only streams that hold
-    /// data, and iWARP streams that the program has shut down, whose data would otherwise be lost
-    /// with the connection.
+    /// Flushes a stream in the background when the process exits without rclose(3), but does not
+    /// close the stream. Does nothing in a signal handler that has interrupted the lock's holder,
+    /// or if another thread holds the lock for long. Unless `all` is set, flushes only streams that
+    /// hold data, and iWARP streams that the program has shut down, whose data would otherwise be
+    /// lost with the connection.
     pub fn flush_on_exit(&self, all: bool) {
         if !self.owner.is_this_process() {
             return;
         }
         let Some(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return };
-        // Held data is posted only now, and an adapter may discard it when the process ends: flush
-        // it.
+        // Held data is posted only now, and an adapter may discard it when the process ends, so the
+        // stream is flushed.
         let had_held = Self::has_held(&state);
         self.send_held(&mut state);
         let connected = matches!(state.phase, Phase::Connected);
@@ -414,8 +423,8 @@ impl Stream {
         }
     }
 
-    /// Closes a connection that the program has not accepted. The caller has taken it from its
-    /// listener, so no other thread closes it.
+    /// Closes a connection that the program has not accepted. The caller has taken the connection
+    /// from its listener, so no other thread closes it.
     pub(super) fn close_unaccepted(&self) {
         self.finish_close(self.lock());
     }
@@ -445,7 +454,7 @@ impl Stream {
     fn finish_close(&self, mut state: Guard<'_>) {
         let mut phase = state.end(Phase::Closed);
         if let Phase::Listening(_) = phase {
-            // No more requests are read, so the channel may stay readable.
+            // No more requests are read, so the channel may stay readable and must not be watched.
             state.key.take().into_iter().for_each(reactor::unregister);
         }
         if let Some(connection) = state.with_leader() {
@@ -454,7 +463,8 @@ impl Stream {
             connection.flush_qp();
         }
         drop(state);
-        // Without the lock: a repoll takes a lock that must not be taken under a stream's lock.
+        // Notify without the lock: a repoll takes a lock that must not be taken under a stream's
+        // lock.
         self.notify(Notice::Closed);
         // Reject without the lock: a thousand rejections take a while, and handshakes that end
         // meanwhile need the lock. No other thread uses the id and the channel that rejecting
@@ -486,7 +496,7 @@ impl Stream {
         }
     }
 
-    /// Shutting down a listener for reading stops it, as with TCP: new connections are refused,
+    /// Stops a listener that is shut down for reading, as with TCP: new connections are refused,
     /// unaccepted connections are dropped, and the socket keeps its address.
     pub(super) fn stop_listening(&self, mut state: Guard<'_>) -> Result<()> {
         let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
@@ -494,8 +504,8 @@ impl Stream {
         let streams = listening.take_all();
         let result = self.reset(&mut state);
         state.shut_read = true;
-        // Reject without the lock: a thousand rejections take a while. Until they are done,
-        // rclose(3) of another thread must not free the channel that they need.
+        // Reject without the lock: a thousand rejections take a while. Until all requests are
+        // rejected, rclose(3) of another thread must not free the channel that rejecting needs.
         state.rejecting += 1;
         drop(state);
         self.notify(Notice::Changed);
@@ -508,7 +518,8 @@ impl Stream {
     }
 }
 
-/// Returns whether rshutdown(3) with this argument ends reading, and whether it ends writing.
+/// Returns whether rshutdown(3) with this argument ends reading, and whether it ends writing. Fails
+/// with `EINVAL` for an invalid argument.
 fn directions(how: c_int) -> Result<[bool; 2]> {
     match how {
         libc::SHUT_RD => Ok([true, false]),
@@ -518,8 +529,8 @@ fn directions(how: c_int) -> Result<[bool; 2]> {
     }
 }
 
-/// Returns how long the data of a closed socket has to arrive, and whether rclose(3) waits for the
-/// data. As with TCP, SO_LINGER makes the call wait even if the socket is non-blocking.
+/// Returns the time-out for the data of a closed socket to arrive, and whether rclose(3) waits for
+/// the data. As with TCP, SO_LINGER makes the call wait even if the socket is non-blocking.
 fn close_timeout(linger: Linger, nonblocking: bool) -> (Duration, bool) {
     match linger {
         Linger::On(seconds) => (Duration::from_secs(seconds.unsigned_abs().into()), true),
@@ -565,7 +576,7 @@ impl State {
         self.connection.iter_mut().for_each(|connection| connection.end_flush());
     }
 
-    /// Returns whether all sent data has arrived.
+    /// Returns true if all sent data has arrived, or no more data can arrive.
     fn is_flushed(&self) -> bool {
         self.connection.as_ref().is_none_or(|connection| connection.is_flushed())
     }
@@ -576,25 +587,26 @@ impl State {
         !self.cm_disconnected && self.connection.as_ref().is_some_and(|connection| connection.needs_graceful_end())
     }
 
-    /// Takes the background ending from the reactor, if there is one.
+    /// Takes the background shutdown from the reactor, if there is one.
     fn take_background(&mut self) -> Option<Background> {
         let background = self.background.take()?;
         self.end_flush();
         Some(background)
     }
 
-    /// Sets the timer for the reactor's next check of the background ending.
+    /// Sets the timer for the reactor's next turn at the background shutdown.
     fn schedule_look(&self) {
         let (Some(background), Some(key)) = (&self.background, self.key) else { return };
         let now = Instant::now();
         let interval = (now - background.started).clamp(MIN_INTERVAL, MAX_INTERVAL);
-        // An ending that is over may be kept beyond its deadline.
+        // A complete shutdown may be kept beyond its deadline, until rclose(3) has moved the
+        // stream.
         let deadline = background.ending.deadline.max(now + MIN_INTERVAL);
         reactor::set_timer(key, Some(deadline.min(now + interval)));
     }
 
-    /// Moves the event channel to another descriptor. Returns the old one, which is closed when
-    /// it is dropped.
+    /// Moves the event channel to another descriptor. Returns the old descriptor, which is closed
+    /// when it is dropped.
     fn relocate(&mut self) -> Result<OwnFd> {
         let key = self.key.ok_or(Errno::EBADF)?;
         self.id.as_mut().ok_or(Errno::EBADF)?.relocate(key)

@@ -148,7 +148,7 @@ impl Stream {
             state.bind_id(self.domain, &own)?;
         }
         if let Err(error) = state.id()?.resolve_addr(&dst, FIRST_TIMEOUT_MS as c_int) {
-            // The next attempt needs a new id: the kernel may have bound this one to an address.
+            // The next attempt needs a new id: the kernel may have bound this id to an address.
             state.phase = Phase::Failed { reported: true };
             return Err(error);
         }
@@ -157,7 +157,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Handles an event of the connection manager. Returns `None` if it has released the lock.
+    /// Handles an event of the connection manager. Returns the lock, or `None` if the lock was
+    /// released and another thread holds it for long.
     pub(super) fn handle_event<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Option<Guard<'a>> {
         if let Phase::Listening(_) = state.phase {
             self.handle_request(&mut state, event);
@@ -245,7 +246,7 @@ impl Stream {
         let unconnected = state.unconnected.take().ok_or(Errno::EIO)?;
         let connect = || unconnected.connect(&peer, event.takes_reads);
         let connection = self.in_command(state.handed_over, connect).inspect_err(|_| {
-            // The peer considers the connection established.
+            // Disconnect, because the peer considers the connection established.
             let _ = state.id().and_then(CmId::disconnect);
         })?;
         state.connection = Some(connection);
@@ -272,7 +273,7 @@ impl Stream {
 
     /// Handles the end of the connection, or the removal of the device.
     fn connection_lost(&self, state: &mut State, error: Errno) {
-        // Data that has arrived before stays readable, and the peer's last message has its effect.
+        // Data that has arrived before stays readable, and the peer's last message takes effect.
         self.process_completions(state);
         state.disconnect(Some(error));
         state.cm_disconnected = true;
@@ -281,8 +282,8 @@ impl Stream {
     }
 
     /// Handles the loss of the event channel: the process has changed its credentials, and may not
-    /// open another channel, so no event can be read any more. A connection counts as ended, which
-    /// is what its next event would report.
+    /// open another channel, so no event can be read any more. A connection is treated as ended,
+    /// because its next event would usually report its end.
     #[cold]
     pub(super) fn event_channel_lost(&self, mut state: Guard<'_>, error: Errno) {
         // The channel stays readable, so it must not be watched.
@@ -309,7 +310,7 @@ impl Stream {
         self.notify(Notice::Changed);
     }
 
-    /// Handles the keepalive timer: sends a keepalive, unless the previous one has failed.
+    /// Handles the keepalive timer: sends a keepalive if the connection has not ended.
     pub(super) fn keep_alive(&self, state: &mut State) {
         self.process_completions(state);
         // A thread that held the lock may have disabled keepalive after the timer expired.
@@ -343,16 +344,17 @@ impl State {
     fn bind_id(&self, domain: c_int, addr: &SockAddr) -> Result<()> {
         let id = self.id()?;
         if let Some(v6only) = self.options.v6only {
-            // Also on for an IPv4 address of an IPv6 socket: the wildcard would include IPv6.
+            // Also on for an IPv4 address of an IPv6 socket: otherwise the wildcard address would
+            // include IPv6.
             let on = c_int::from(v6only || domain == AF_INET6 && addr.family() == AF_INET);
             id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on.to_ne_bytes())?;
         }
         id.bind(addr)
     }
 
-    /// Returns the address to bind the id to in place of `bound` when it connects to `dst`, if they
-    /// differ: an IPv6 socket that is bound to the wildcard address reaches IPv4 peers, too. Fails
-    /// if the bound address cannot reach `dst`.
+    /// Returns the address that replaces `bound` for a connection to `dst`, or `None` to keep
+    /// `bound`: an IPv6 socket that is bound to the wildcard address can connect to IPv4 peers,
+    /// too. Fails with `ENETUNREACH` or `EAFNOSUPPORT` if the socket cannot reach `dst`.
     fn rebound_for(&self, domain: c_int, dst: &SockAddr) -> Result<Option<SockAddr>> {
         let to_ipv4 = domain == AF_INET6 && dst.family() == AF_INET;
         match &self.bound {
@@ -406,8 +408,8 @@ impl State {
         }
     }
 
-    /// Sets the timer for the next keepalive, or clears the timer, unless it serves a background
-    /// ending, or the requests of a listener.
+    /// Sets the timer for the next keepalive, or clears the timer, unless the timer serves a
+    /// background shutdown or the requests of a listener.
     pub(super) fn set_keep_alive(&self) {
         let is_connected = matches!(self.phase, Phase::Connected);
         let is_free = self.background.is_none() && (is_connected || matches!(self.phase, Phase::Disconnected));
@@ -419,14 +421,15 @@ impl State {
     }
 
     /// For the first rconnect(3) after an attempt that has succeeded in the background: returns
-    /// success or, as with TCP, the error with which the connection has ended since, even if
-    /// `SO_ERROR` was read.
+    /// success or, as with TCP, the error with which the connection has ended since; `ECONNABORTED`
+    /// if another call has returned this error.
     fn report_success(&mut self) -> Result<()> {
         self.success_unreported = false;
         if self.ended_with_error { Err(self.take_error().unwrap_or(Errno::ECONNABORTED)) } else { Ok(()) }
     }
 
-    /// Takes the error of a failed attempt to connect, for the call of rconnect(3) that returns it.
+    /// Takes the error of a failed attempt to connect, for the call of rconnect(3) that returns
+    /// this error.
     fn report_failed_attempt(&mut self) -> Option<Errno> {
         self.phase = Phase::Failed { reported: true };
         self.take_error()
@@ -442,7 +445,7 @@ impl State {
     /// Disconnects the id if it has a QP. Notifies the peer at once.
     pub(super) fn disconnect_id(&self) {
         if self.connection.is_some() || self.unconnected.is_some() {
-            // Fails without a connection.
+            // Fails harmlessly if the id is not connected.
             let _ = self.id().and_then(CmId::disconnect);
         }
     }
@@ -469,8 +472,9 @@ impl State {
     }
 }
 
-/// Returns the error with which an event ends a connection, if it does. `RDMA_CM_EVENT_UNREACHABLE`
-/// does not: it reports that the peer's neighbour entry has a new hardware address.
+/// Returns the error with which an event ends a connection, or `None` if the connection continues:
+/// for example, `RDMA_CM_EVENT_UNREACHABLE` only reports that the peer's neighbour entry has a new
+/// hardware address.
 fn loss_of(kind: crate::ffi::rdma_cm_event_type) -> Option<Errno> {
     match kind {
         RDMA_CM_EVENT_DEVICE_REMOVAL => Some(Errno::ENETDOWN),
@@ -479,8 +483,8 @@ fn loss_of(kind: crate::ffi::rdma_cm_event_type) -> Option<Errno> {
     }
 }
 
-/// Returns the errno of a failure: that of a negative `status`, otherwise one for the `kind` of
-/// event. A positive status is the transport's reject reason.
+/// Returns the errno of a failure: `-status` if `status` is negative, otherwise an errno for the
+/// `kind` of event. A positive status is the transport's reject reason.
 fn errno_of(kind: u32, status: c_int) -> Errno {
     match status {
         status if status < 0 => Errno::new(-status),

@@ -7,9 +7,11 @@
 //! only free space, so the send CQ is polled, or waited for, mainly when space is short.
 //!
 //! The peer writes by RDMA into three parts of the receive side's memory: the target SGL, the
-//! iomap, and the receive ring, which a larger one may follow ([`receive`]). The first two are read
-//! by volatile copies; data in the ring is copied to the program after the completion that
-//! announced the data. The peer can write to no other memory of the process.
+//! iomap, and the receive ring, which a larger one may follow ([`receive`]). The SGL and the iomap
+//! are read by volatile copies; data in the ring is copied to the program after the completion that
+//! announced the data. The first memory region, which also holds the first send buffer
+//! ([`Layout`]), is writable for the peer as a whole. Outside of the receive side's memory, the
+//! peer can write only to memory that the program has mapped with riomap(3).
 
 mod completions;
 mod post;
@@ -47,7 +49,8 @@ const EXTRA_RECEIVES: u32 = 16;
 const REPOST: u32 = EXTRA_RECEIVES / 2;
 /// Bytes of immediate data, which iWARP carries in a SEND after the write.
 const IMM_LEN: usize = 4;
-/// Bytes of a new stream's ring: a power of two, so that blocks of such sizes do not cross its end.
+/// Bytes of a new stream's ring: a power of two, so that blocks whose size is a smaller power of
+/// two do not cross the ring's end.
 const FIRST_RING: usize = 1 << 13;
 /// Bytes of the send buffer of a new stream.
 const FIRST_BUFFER: usize = 1 << 12;
@@ -81,7 +84,7 @@ impl Outcome {
     pub const EOF: Outcome = Outcome(1 << 2);
     /// The peer neither sends nor receives any more.
     pub const DISCONNECT: Outcome = Outcome(1 << 3);
-    /// Whether data could be sent before the first completion that may have changed it.
+    /// Data could be sent before the first completion that may have changed this.
     const COULD_SEND: Outcome = Outcome(1 << 4);
     const COULD_NOT_SEND: Outcome = Outcome(1 << 5);
     /// `COULD_SEND` or `COULD_NOT_SEND`.
@@ -163,7 +166,7 @@ impl Channel {
     }
 }
 
-/// The RDMA read that is the last work request of an iWARP connection.
+/// State of the RDMA read that is the last work request of an iWARP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndRead {
     /// The peer accepts no RDMA reads.
@@ -172,7 +175,7 @@ enum EndRead {
     Posted,
 }
 
-/// Resources of a connection whose peer is not known yet. The receives are posted.
+/// Resources of a connection before the peer's connection data is known. The receives are posted.
 #[derive(Debug)]
 pub(super) struct Unconnected {
     // Fields are dropped in order: the QP before its CQs and memory, the CQs before the channel.
@@ -190,7 +193,7 @@ pub(super) struct Unconnected {
 /// A stream's QP with both halves, from the handshake on.
 #[derive(Debug)]
 pub(super) struct Connection {
-    // Dropped in order, as in `Unconnected`; the waker before the channel.
+    // Fields are dropped in order, as in `Unconnected`; the waker before the channel.
     qp: QueuePair,
     send: SendSide,
     receive: ReceiveSide,
@@ -312,14 +315,15 @@ impl Connection {
         self.entry.as_ref().map(socket_table::Entry::counters)
     }
 
-    /// Returns the number of bytes sent, and of bytes that were received and read.
+    /// Returns the number of bytes sent, and of bytes received and read; 0 for both without an
+    /// entry for rsstat(8).
     pub fn bytes(&self) -> (u64, u64) {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         self.counters().map_or((0, 0), |counters| (read(&counters.sent_bytes), read(&counters.read_bytes)))
     }
 
-    /// Returns the number of bytes that are sent and not acknowledged; 0 after a failure, because
-    /// none of them will be.
+    /// Returns the number of bytes that the program has sent and the peer has not acknowledged; 0
+    /// after a failure, because no more acknowledgements arrive.
     pub fn unsent(&mut self) -> u32 {
         self.reap_send_cq();
         if self.failure().is_some() { 0 } else { self.send.flow.used() }
@@ -344,7 +348,7 @@ impl Connection {
     }
 
     /// Returns whether this is a working iWARP connection whose last messages may not have arrived
-    /// yet, although their work requests have completed.
+    /// yet, even if their work requests have completed.
     pub fn needs_graceful_end(&self) -> bool {
         self.qp.is_iwarp() && self.failed.is_none() && !(self.end_read == EndRead::Posted && self.is_flushed())
     }
@@ -366,7 +370,7 @@ impl Connection {
         self.failed
     }
 
-    /// Records a failure: nothing is sent or received any more. `EIO`, with which system calls fail
+    /// Records the first failure: nothing is sent any more. `EIO`, with which system calls fail
     /// after the removal of the device, becomes `ENETDOWN`.
     #[cold]
     pub fn fail(&mut self, error: Errno) {
@@ -379,7 +383,7 @@ impl Connection {
         self.failed.is_none() && self.send.flow.is_ready()
     }
 
-    /// Returns whether no work request is outstanding and no data is held; true after a failure.
+    /// Returns true if no work request is outstanding and no data is held, or after a failure.
     pub fn is_flushed(&self) -> bool {
         self.failed.is_some() || self.send.flow.is_idle()
     }
@@ -444,7 +448,8 @@ impl Connection {
         Ok(())
     }
 
-    /// For a device without a QP to spare: the acknowledgement of a keepalive raises the event.
+    /// For a device that has no QP for a waker: raises an event with the acknowledgement of a
+    /// keepalive.
     fn force_completion(&mut self) -> Result<()> {
         if !self.send.cq_armed {
             self.send.arm_cq()?;
@@ -468,7 +473,7 @@ impl Connection {
     }
 
     /// Moves the QP to the error state: every work request completes, which wakes the threads that
-    /// wait for one.
+    /// wait for a completion.
     pub fn flush_qp(&self) {
         self.qp.move_to_error();
     }

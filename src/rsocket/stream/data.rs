@@ -4,16 +4,18 @@
 //! no clock and no cancellation point:
 //!
 //! - `send_at_once`, `receive_at_once`: complete the call if it needs neither waiting nor
-//!   allocation, and does not fail. Otherwise they do nothing, and the caller takes the slow path.
-//! - `receive_locked`: continues a call for which `receive_at_once` has found no data, under the
-//!   same lock, and waits for it.
+//!   allocation, and does not fail. Otherwise they transfer no data, and the caller usually takes
+//!   the slow path.
+//! - `receive_locked`: continues a call for which `receive_at_once` has found no data and has kept
+//!   the lock: waits for data.
 //! - `send`, `receive`: the complete slow path with all flags, several buffers, waiting, and
 //!   errors.
 //!
-//! If one thread sends while another one receives, each copies, and posts, long data without the
-//! stream's lock, so that neither waits for the other. At most one thread does this per direction:
-//! others wait until it has finished ([`Stream::wait_while`]), as they would wait for the lock. The
-//! sender has reserved its messages before; nothing else is posted meanwhile.
+//! If one thread sends while another thread receives, both transfer long data without the stream's
+//! lock, so that neither waits for the other. At most one thread does this per direction: other
+//! threads wait until that thread has finished ([`Stream::wait_while`]), as they would wait for the
+//! lock. The sender reserves its messages under the lock first; no other thread posts anything
+//! meanwhile.
 
 use std::ffi::c_int;
 use std::mem::{self, MaybeUninit};
@@ -58,7 +60,7 @@ impl Stream {
             return Received::Unusual;
         }
         // Poll for new data, unless the buffered data is enough for the whole call, or the call
-        // will probably sleep: then it polls after it has armed the CQ.
+        // will probably sleep: such a call polls after it has armed the CQ.
         if !connection.has_piece(len)
             && (state.expects_to_sleep(flags) || !self.process_completions(state))
             && state.available(false, 0) == 0
@@ -82,7 +84,7 @@ impl Stream {
         unsafe { connection.read_some(start, len) }.map_or(Received::Unusual, Received::Data)
     }
 
-    /// Waits for data after [`receive_at_once`](Self::receive_at_once) has found none.
+    /// Waits for data after [`receive_at_once`](Self::receive_at_once) has found no data.
     ///
     /// # Safety
     /// `start` is writable for `len` bytes. This thread has locked the stream.
@@ -99,7 +101,7 @@ impl Stream {
         if state.sleeps > 0 {
             state.sleeps = sleeps.saturating_add(1);
         } else {
-            // The wait may only have polled, which is not a cancellation point.
+            // The wait may have polled without sleeping, and polling is not a cancellation point.
             drop(state);
             cancel::test();
             state = self.lock();
@@ -131,7 +133,7 @@ impl Stream {
         unsafe { self.receive_waiting(state, buffers, flags, wait) }
     }
 
-    /// Receives into `buffers`, waiting for data as the flags and `wait` say.
+    /// Receives into `buffers`, waiting for data as `flags` and `wait` specify.
     ///
     /// # Safety
     /// The buffers are writable for their lengths.
@@ -153,8 +155,9 @@ impl Stream {
             if total == 0 {
                 return Ok(0);
             }
-            // Earlier bytes may still be on their way through the forwarder of librspreload, which
-            // repeats the call on the socket that the program has now.
+            // Earlier bytes may still be on their way through librspreload's forwarder. After
+            // EAGAIN, librspreload repeats the call on the socket that now has the program's
+            // descriptor.
             if state.handed_over && flags & base::private::FORWARDER_FLAG == 0 {
                 return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
             }
@@ -184,7 +187,7 @@ impl Stream {
         }
     }
 
-    /// Fast path: sends the data inline, in one message. Returns false if it did nothing; the
+    /// Fast path: sends the data inline, in one message. Returns false if nothing was sent; the
     /// caller then calls [`send`](Self::send).
     ///
     /// # Safety
@@ -217,7 +220,7 @@ impl Stream {
     }
 
     /// Slow part of [`send_at_once`](Self::send_at_once): holds or sends the data. Returns false if
-    /// that was not possible.
+    /// neither is possible.
     #[inline(never)]
     fn send_in_burst(&self, state: &mut State, data: &[u8]) -> bool {
         let Some(connection) = &mut state.connection else { return false };
@@ -268,8 +271,8 @@ impl Stream {
                 return cannot_send(&mut state, done, total);
             }
             if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
-                // The completions may announce the peer's next buffer: then both parts of the data
-                // are posted together.
+                // The completions may advertise the peer's next buffer. Both parts of the data can
+                // then be posted together.
                 self.process_completions(&mut state);
             }
             // SAFETY: the buffers are readable: guaranteed by the caller.
@@ -302,7 +305,7 @@ impl Stream {
     }
 
     /// Makes sends after the end of the connection behave as with TCP, on this socket and on the
-    /// sockets that it accepts: the first send after the peer's close succeeds, and those that fail
+    /// sockets that it accepts: the first send after the peer's close succeeds, and sends that fail
     /// with `EPIPE` raise SIGPIPE.
     pub fn set_sigpipe(&self) -> Result<()> {
         self.enter()?.options.sigpipe = true;
@@ -310,7 +313,8 @@ impl Stream {
     }
 
     /// riowrite(3): writes into the memory that the peer has mapped at `offset`. Returns the number
-    /// of bytes, which is less than the length of `data` if less is mapped.
+    /// of bytes, which is less than the length of `data` if less is mapped, or if the call ends
+    /// early.
     ///
     /// # Safety
     /// `data` is readable memory of the program.
@@ -324,7 +328,7 @@ impl Stream {
             if !state.can_write() {
                 return cannot_send(&mut state, done, data.len());
             }
-            // Process the completion of the peer's latest mapping, if it has arrived.
+            // Process the completion that announces the peer's latest mapping, if it has arrived.
             self.process_completions(&mut state);
             let Some(connection) = &mut state.connection else { return Err(Errno::ENOTCONN) };
             let Some(region) = connection.mapped(offset.wrapping_add(done as u64)) else { break };
@@ -357,9 +361,9 @@ impl Stream {
         }
     }
 
-    /// Sleeps in the middle of a transfer. Returns the lock if the call goes on. A signal, a
-    /// time-out or O_NONBLOCK ends the call: returns `None` if the call has transferred `done`
-    /// bytes, and fails if `done` is 0.
+    /// Sleeps in the middle of a transfer. Returns the lock if the call goes on. If a signal, a
+    /// time-out or O_NONBLOCK ends the call, returns `None` after a transfer of some bytes
+    /// (`done`), and fails otherwise.
     #[inline]
     fn pause<'a>(
         &'a self,
@@ -470,6 +474,7 @@ struct Sent {
 }
 
 /// Returns whether a call that has transferred `done` bytes goes on after a sleep with `result`.
+/// Fails if the sleep has failed and `done` is 0: with `EAGAIN` after a time-out.
 #[inline]
 fn goes_on_after(result: Result<()>, done: usize) -> Result<bool> {
     match result {
@@ -483,8 +488,8 @@ fn goes_on_after(result: Result<()>, done: usize) -> Result<bool> {
 /// Returns the result of a call that cannot send any more: the number of bytes sent, or an error.
 /// As with TCP a failure is reported once; afterwards, and after the peer's disconnect or the
 /// program's SHUT_WR, the error is `EPIPE`. For programs that expect TCP (`sigpipe`), the first
-/// call after the peer's orderly close discards what fits the send buffer, and succeeds: such a
-/// program may have to read something before it learns of the close.
+/// call after the peer's orderly close discards the data that fits the send buffer, and succeeds:
+/// such a program may have to read data before it learns of the close.
 fn cannot_send(state: &mut State, done: usize, total: usize) -> Result<usize> {
     if done > 0 {
         return Ok(done);
@@ -501,7 +506,8 @@ fn cannot_send(state: &mut State, done: usize, total: usize) -> Result<usize> {
 
 impl State {
     /// Fails with the pending error or `ENOTCONN` if there is no connection and never was. While
-    /// the socket is connecting, fails with `EAGAIN` if `nonblocking`; otherwise the caller waits.
+    /// the socket is connecting, fails with `EAGAIN` if `nonblocking`; otherwise succeeds, and the
+    /// caller waits. Fails with `EBADF` if the socket is closed.
     fn check_connected(&mut self, nonblocking: bool) -> Result<()> {
         match self.phase {
             Phase::Connected | Phase::Disconnected => Ok(()),
@@ -513,8 +519,9 @@ impl State {
         }
     }
 
-    /// Returns the result of a call that has received `done` bytes and finds no more; `None` if
-    /// more may come. An error is reported once, and only by a call that has received nothing.
+    /// Returns the result of a call that has received `done` bytes and finds no more data; `None`
+    /// if more data may arrive. An error is reported once, and only by a call that has received
+    /// nothing.
     fn end_of_data(&mut self, done: usize) -> Option<Result<usize>> {
         if !self.eof && !self.shut_read && self.error.is_none() {
             return None;
@@ -523,13 +530,14 @@ impl State {
         Some(error.map_or(Ok(done), Err))
     }
 
-    /// Returns whether a call that receives will probably sleep, as the last ones did.
+    /// Returns whether a call that receives will probably sleep, as the previous calls did.
     #[inline]
     fn expects_to_sleep(&self, flags: c_int) -> bool {
         self.sleeps >= SLEEPS && !self.returns_at_once(flags)
     }
 
-    /// Returns whether the connection must not be dropped: a thread uses it without the lock.
+    /// Returns whether a thread uses the connection without the lock, so the connection must be
+    /// kept.
     pub(super) fn is_used_unlocked(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.is_in_use())
     }
@@ -542,15 +550,16 @@ impl State {
         matches!(self.phase, Phase::Connected) && !ended && self.error.is_none()
     }
 
-    /// Returns the number of bytes to read, without the `done` bytes that a peeking call has
-    /// copied.
+    /// Returns the number of bytes that can be read; for a peeking call, without the `done` bytes
+    /// that the call has copied already.
     pub(super) fn available(&self, peek: bool, done: usize) -> u64 {
         let available = self.connection.as_ref().map_or(0, |connection| connection.available());
         if peek { available.saturating_sub(done as u64) } else { available }
     }
 
-    /// Returns the connection for a read of at most `len` bytes; `None` if the data is to be copied
-    /// without the lock, or belongs to librspreload's forwarder.
+    /// Returns the connection for a read of at most `len` bytes under the lock. Returns `None` if
+    /// there is no connection, or if the data is copied without the lock or belongs to
+    /// librspreload's forwarder.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     fn readable(&mut self, len: usize) -> Option<&mut Connection> {
@@ -587,7 +596,7 @@ impl State {
     }
 }
 
-/// Returns the sum of the lengths. Fails with `EINVAL` if it exceeds an ssize_t.
+/// Returns the sum of the lengths. Fails with `EINVAL` if the sum exceeds an ssize_t.
 fn total_len(buffers: &[iovec]) -> Result<usize> {
     buffers
         .iter()
@@ -597,7 +606,7 @@ fn total_len(buffers: &[iovec]) -> Result<usize> {
 }
 
 impl Stream {
-    /// Waits while another thread uses the connection without the lock, as `is_used` says.
+    /// Waits while `is_used` returns true: another thread uses the connection without the lock.
     #[inline]
     pub(super) fn wait_while<'a>(&'a self, state: Guard<'a>, is_used: impl Fn(&Connection) -> bool) -> Guard<'a> {
         let is_used = |state: &State| state.connection.as_deref().is_some_and(&is_used);
@@ -608,7 +617,7 @@ impl Stream {
     fn wait_while_used<'a>(&'a self, mut state: Guard<'a>, is_used: impl Fn(&State) -> bool) -> Guard<'a> {
         state.connection.iter_mut().for_each(|connection| connection.waiting += 1);
         while is_used(&state) {
-            // Not a cancellation point, like a wait for the lock.
+            // Like a wait for the lock, this is not a cancellation point.
             state = cancel::never(|| channel_leader::wait_for_change(self, state));
         }
         state.connection.iter_mut().for_each(|connection| connection.waiting -= 1);
@@ -623,7 +632,7 @@ impl Stream {
     }
 
     /// Copies received data into the buffers, after their first `skip` bytes, in large pieces, each
-    /// without the lock. Returns the number of bytes.
+    /// without the lock. Returns the lock and the number of bytes.
     ///
     /// # Safety
     /// The buffers are writable for their lengths. No other thread reads.

@@ -54,10 +54,10 @@ impl Mappings {
 }
 
 /// Returns the position of the next mapping that wants an entry, and the index of an entry for it
-/// in an iomap of `capacity` entries. Returns `None` if none is free: the program may have mapped
-/// more memory before it was connected than the iomap has entries for. Prefers the first stale
-/// entry: this saves the message that would withdraw it, and no stale entry is before the new one
-/// (of several entries for an offset, the peer uses the first).
+/// in an iomap of `capacity` entries. Returns `None` if there is no such mapping, or no free entry:
+/// before it was connected, the program may have mapped more memory than the iomap has entries for.
+/// Prefers the first stale entry: this saves the message that would withdraw the entry, and no
+/// stale entry precedes the new one (of several entries for an offset, the peer uses the first).
 fn next_wanted(entries: impl Iterator<Item = Entry> + Clone, capacity: u16) -> Option<(usize, u16)> {
     let position = entries.clone().position(|entry| entry == Entry::Wanted)?;
     let is_free = |index| entries.clone().all(|entry| entry != Entry::Written(index));
@@ -74,15 +74,15 @@ fn next_stale(entries: impl Iterator<Item = Entry>) -> Option<(usize, u16)> {
     })
 }
 
-/// Returns whether an iomap of `capacity` entries has one for another mapping. Stale entries count
-/// as free.
+/// Returns whether an iomap of `capacity` entries has a free entry for another mapping. Stale
+/// entries count as free.
 fn has_free_entry(entries: impl Iterator<Item = Entry>, capacity: u16) -> bool {
     entries.filter(|entry| matches!(entry, Entry::Wanted | Entry::Written(_))).count() < usize::from(capacity)
 }
 
 impl State {
     /// Advertises mappings before data is sent. Returns false if the caller has to wait for credits
-    /// or space. The connection records a failure.
+    /// or space. A failure is recorded in the connection.
     pub(super) fn advertise_mappings(&mut self) -> bool {
         if !self.mappings.pending {
             return true;
@@ -93,7 +93,8 @@ impl State {
                 return false;
             }
         }
-        // Data does not wait for withdrawn entries, and the last credits are reserved for data.
+        // Data does not wait until entries are withdrawn, and the last credits are reserved for
+        // data.
         while let Some((position, index)) = next_stale(self.mappings.entries()) {
             if connection.credits() <= RESERVED_CREDITS || !self.mappings.write(position, index, connection) {
                 return true;
@@ -111,7 +112,7 @@ impl State {
 
 impl Mappings {
     /// Writes the mapping at `position` into entry `index` of the peer's iomap. Returns false if
-    /// the caller has to wait for credits or space. The connection records a failure.
+    /// the caller has to wait for credits or space. A failure is recorded in the connection.
     fn write(&mut self, position: usize, index: u16, connection: &mut Connection) -> bool {
         let Some(mapped) = self.list.get_mut(position) else { return true };
         let region = match &mapped.memory {
@@ -158,7 +159,8 @@ impl Stream {
         let entry = if remote { Entry::Wanted } else { Entry::Local };
         let mapped = Mapped { start: address, len, offset: offset as u64, memory: Some(memory), entry };
         try_push(&mut state.mappings.list, mapped)?;
-        // Advertised before the next data: a peer with rdma-core never gives the credit back.
+        // Advertise the mapping only before the next data: a peer with rdma-core never gives back
+        // the credit that the message takes.
         state.mappings.pending |= remote;
         Ok(offset)
     }
@@ -172,7 +174,7 @@ impl Stream {
         let mapped = &mut state.mappings.list[position];
         match mapped.entry {
             Entry::Written(index) if connected => {
-                // Deregisters the memory region now, before the peer is notified.
+                // Deregister the memory region now, before the peer is notified.
                 mapped.memory = None;
                 mapped.entry = Entry::Stale(index);
                 state.mappings.pending = true;

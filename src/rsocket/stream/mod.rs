@@ -2,8 +2,9 @@
 //!
 //! A stream's lock guards everything behind its descriptor. It is held while data is copied, except
 //! for long data while another thread uses the stream ([`data`]), and never while waiting. One of
-//! the threads that wait for a connected stream, the leader, sleeps in its completion channel and
-//! notifies the others. The threads of the [`reactor`] handle connection manager events.
+//! the threads that wait for a connected stream, the leader, sleeps in the stream's completion
+//! channel and notifies the others. The threads of the [`reactor`] handle connection manager
+//! events.
 
 mod accept;
 mod backlog;
@@ -51,7 +52,7 @@ use options::Options;
 
 /// A stream rsocket.
 pub struct Stream {
-    /// The program's descriptor, which is also that of the id's event channel.
+    /// The program's descriptor, which is the descriptor of the id's event channel.
     fd: c_int,
     /// Address family.
     domain: c_int,
@@ -64,7 +65,7 @@ pub struct Stream {
     /// Counts events for edge-triggered watchers.
     edges: AtomicU64,
     /// Descriptor of the completion channel, or -1. A child of fork() closes it in rclose(3). Stale
-    /// after rclose(3): no child has the stream in its table then.
+    /// after rclose(3): the table of a child that is forked later does not contain the stream.
     channel_fd: AtomicI32,
     /// Set while the lock's holder runs a command to the kernel or device that may block, as a part
     /// of connecting.
@@ -75,9 +76,9 @@ pub struct Stream {
 pub enum Received {
     /// Data: the number of bytes that were copied.
     Data(usize),
-    /// Nothing yet, and the call does not wait.
+    /// No data yet, and the call does not wait.
     WouldBlock,
-    /// Nothing yet. The stream stays locked, for [`Stream::receive_locked`].
+    /// No data yet. The stream stays locked, for [`Stream::receive_locked`].
     Nothing,
     /// The call needs the slow path.
     Unusual,
@@ -99,10 +100,10 @@ struct State {
     /// QP and memory while connecting, until the peer has accepted.
     unconnected: Option<Box<Unconnected>>,
     id: Option<CmId>,
-    /// The address that the program has bound, with the port that was assigned.
+    /// The address that the socket was bound to, with the assigned port.
     bound: Option<SockAddr>,
     /// An attempt to connect has succeeded, and no call has reported the success yet: the next
-    /// rconnect(3) does.
+    /// rconnect(3) reports it.
     success_unreported: bool,
     /// The connection has ended with an error, which a call may have returned since.
     ended_with_error: bool,
@@ -117,7 +118,7 @@ struct State {
     eof: bool,
     /// librspreload now uses the stream, to forward data for the program ([`Stream::hand_over`]).
     handed_over: bool,
-    /// The connection manager has reported the end of the connection.
+    /// The connection manager has reported the end of the connection, or cannot report it any more.
     cm_disconnected: bool,
     /// The disconnect message was sent or queued, or is not needed any more.
     disconnect_sent: bool,
@@ -149,7 +150,7 @@ enum Phase {
     /// handshake.
     Accepting(Weak<Stream>),
     /// Connecting, or the handshake of an accepted connection, has failed. `reported`: rconnect(3)
-    /// has returned the error, so its next call starts over.
+    /// has returned the error, so the next rconnect(3) begins another attempt.
     Failed {
         reported: bool,
     },
@@ -172,7 +173,7 @@ impl Stream {
         Stream::with(domain, State { id, flags, ..State::default() })
     }
 
-    /// Creates a stream with this state, which has an id.
+    /// Creates a stream with `state`, which has an id.
     fn with(domain: c_int, state: State) -> Result<Arc<Stream>> {
         try_arc(Stream {
             fd: state.id()?.fd(),
@@ -212,7 +213,7 @@ impl Stream {
         self.watchers.notify(notice);
     }
 
-    /// Processes completions. Returns whether there were any, or the connection has failed.
+    /// Processes completions. Returns true if there were any, or if a failure has ended the stream.
     #[expect(clippy::inline_always, reason = "mostly there are none, which a call would double")]
     #[inline(always)]
     fn process_completions(&self, state: &mut State) -> bool {
@@ -231,8 +232,8 @@ impl Stream {
         self.process_batch(state, &mut batch, completed)
     }
 
-    /// Processes the first `completed` completions of the batch and all further ones. Returns
-    /// whether there were any, or the connection has failed.
+    /// Processes the first `completed` completions of the batch and all further ones. Returns true
+    /// if there were any, or if a failure has ended the stream.
     #[inline(never)]
     fn process_batch(&self, state: &mut State, batch: &mut Batch, completed: usize) -> bool {
         let Some(connection) = &mut state.connection else { return false };
@@ -254,8 +255,8 @@ impl Stream {
         outcome.has(Outcome::ANY)
     }
 
-    /// Handles the end of the peer's data, its disconnect, or a failure of the connection. Returns
-    /// whether a failure has ended the stream.
+    /// Handles the end of the peer's data, the peer's disconnect, or a failure of the connection.
+    /// Returns whether a failure has ended the stream.
     #[cold]
     #[inline(never)]
     fn handle_end(&self, state: &mut State, outcome: Outcome) -> bool {
@@ -297,9 +298,9 @@ impl State {
     fn disconnect(&mut self, error: Option<Errno>) {
         if let Phase::Connected = self.phase {
             self.end(Phase::Disconnected);
-            // After both sides have shut down writing, any failure is orderly: the side that learns
-            // of it first may close at once. If only the peer has sent its last message, a
-            // disconnect is orderly: as with TCP, reading then returns 0.
+            // After both sides have shut down writing, any failure is orderly: the first side that
+            // learns of both shutdowns may close at once. If only the peer has sent its last
+            // message, a disconnect is orderly: as with TCP, reading then returns 0.
             let is_orderly = self.eof && (self.shut_write || error == Some(Errno::ECONNRESET));
             if !is_orderly {
                 self.ended_with_error = error.is_some();
@@ -363,8 +364,8 @@ fn port_space(domain: c_int) -> u32 {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.owner.is_this_process() {
-            // Releases a stream that the program never got: its listener is gone, or creating the
-            // stream failed.
+            // Releases a stream that was not released before: the program never got the stream, or
+            // a signal handler that had interrupted the leader has closed it.
             return self.state.get_mut().release();
         }
         // The stream belongs to the parent process: this process owns only copies of the
@@ -383,7 +384,8 @@ pub fn in_child() {
     close::in_child();
 }
 
-/// Returns the length of an address of its family; for an unknown family, that of the family field.
+/// Returns the length of the address, which depends on the family; for an unknown family, the
+/// length of the family field.
 pub fn name_len(name: &libc::sockaddr_storage) -> usize {
     len_of_family(c_int::from(name.ss_family)).unwrap_or(size_of::<libc::sa_family_t>())
 }

@@ -290,7 +290,7 @@ impl Stream {
         self.complete(data);
     }
 
-    /// Notifies all threads without a change.
+    /// Notifies all threads although nothing has changed.
     pub fn wake(&self) {
         self.notify(Notice::Changed);
     }
@@ -331,8 +331,7 @@ impl Stream {
         }
     }
 
-    /// Polls before the first sleep, until `checks` is 0. Returns whether something
-    /// has changed.
+    /// Polls before the first sleep, until `checks` is 0. Returns whether something has changed.
     fn spin<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,

@@ -23,9 +23,11 @@ pub(super) struct Options {
     pub iomap: u16,
     pub send_buffer: u32,
     pub receive_buffer: u32,
-    /// Whether the send buffer of a busy stream may grow: until the program sets its size.
+    /// The send buffer of a busy stream may grow, because the program has not set the buffer's
+    /// size.
     pub send_grows: bool,
-    /// Whether the receive buffer of a busy stream may grow: until the program sets its size.
+    /// The receive buffer of a busy stream may grow, because the program has not set the buffer's
+    /// size.
     pub receive_grows: bool,
     pub reuse: bool,
     pub linger: Linger,
@@ -47,7 +49,8 @@ pub(super) struct Options {
     pub route: Vec<u8>,
 }
 
-/// SO_LINGER. rclose(3) waits for sent data even without it: the data would be lost otherwise.
+/// SO_LINGER. rclose(3) waits for sent data even without SO_LINGER: the data would be lost
+/// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Linger {
     /// Not set by the program: getsockopt(2) reports it as on, as in rdma-core.
@@ -142,7 +145,8 @@ impl Options {
         Ok(())
     }
 
-    /// Returns the value of IPV6_V6ONLY, which is the system's unless the program has set it.
+    /// Returns the value of IPV6_V6ONLY: the system's default unless the program has set the
+    /// option.
     pub fn is_v6only(&self) -> bool {
         self.v6only.unwrap_or_else(config::v6only)
     }
@@ -256,8 +260,9 @@ fn number_or_byte(value: &[u8]) -> Result<c_int> {
     number(value).or_else(|error| value.first().map(|byte| (*byte).into()).ok_or(error))
 }
 
-/// Parses a struct timeval. Returns `None`, for no time-out, if it is zero. As in Linux, negative
-/// seconds are a time-out of zero. Fails with `EDOM` for invalid microseconds.
+/// Parses a struct timeval. Returns `None`, for no time-out, if the value is zero. As in Linux,
+/// negative seconds are a time-out of zero. Fails with `EINVAL` for fewer bytes, and with `EDOM`
+/// for invalid microseconds.
 pub fn timeout(value: &[u8]) -> Result<Option<Duration>> {
     let ([seconds, micros, ..], _) = value.as_chunks() else { return Err(Errno::EINVAL) };
     let (seconds, micros) = (i64::from_ne_bytes(*seconds), i64::from_ne_bytes(*micros));

@@ -78,10 +78,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Locks the state for polling, and sends the held data of a thread that polls for data. Fails
-    /// with the poll bits of a stream that cannot be locked: POLLNVAL in a child of fork(), and
-    /// none if the stream connects in a command that may block: then no event is pending until the
-    /// watchers are notified.
+    /// Locks the state for polling, and sends held data if the calling thread polls for data. For a
+    /// stream that cannot be locked, returns its poll bits as the error: POLLNVAL in a child of
+    /// fork(), and 0 if the stream connects in a command that may block. In the second case, no
+    /// event is pending until the watchers are notified.
     #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
     #[inline(always)]
     pub(super) fn lock_to_poll(&self, wanted: c_short) -> std::result::Result<Guard<'_>, c_short> {
@@ -171,8 +171,8 @@ impl Pollable for Stream {
         if let Ok(state) = self.lock_to_poll(0)
             && let (Phase::Connected | Phase::Disconnected, Some(connection)) = (&state.phase, &state.connection)
             && !connection.channel.device_gone
-            // The leader reads the event and notifies the watchers. Until it does, they would find
-            // the channel readable again and again.
+            // The leader reads the event and notifies the watchers. Meanwhile the watchers would
+            // find the channel readable again and again.
             && !connection.channel.leadership.has_other_leader(Stream::this_thread())
         {
             try_push_small(&mut all, connection.channel.completions.fd())?;

@@ -1,14 +1,13 @@
-//! What the reactor's threads do for a stream: its connection manager events, its timer, and held
-//! data.
+//! Work of the reactor's threads for a stream: connection manager events, the timer, and held data.
 //!
-//! Also here: the stream's own protection domain (PD). Without it, the peers of other streams could
-//! access the connection's memory.
+//! Also here: the stream's own protection domain (PD). Without its own PD, the peers of other
+//! streams could access the connection's memory.
 //!
-//! While the program makes no call, the reactor watches the completion channel
-//! ([`super::watching`]). Each event wakes the reactor besides a waiting thread of the program, so
-//! the reactor watches a new stream only after a pause: a peer that needs more space while the
-//! program makes no call waits for that pause, once. If the program only sends, the stream stays
-//! new, and each credit update is an event, so the pauses become longer.
+//! While the program makes no call, the reactor watches the completion channel of a stream that is
+//! new or holds data ([`super::watching`]). Each event wakes the reactor in addition to a waiting
+//! thread of the program, so the reactor watches a new stream only after a pause: a peer that needs
+//! more space while the program makes no call waits for that pause, once. If the program only
+//! sends, the stream stays new, and each credit update is an event, so the pauses become longer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use crate::rsocket::reactor::{self, Key, LOCK_TIMEOUT, Service};
 
 /// Delay after which the reactor retries after a lack of memory or descriptors.
 const RETRY_DELAY: Duration = Duration::from_millis(1);
-/// Number of events of one stream that the reactor handles before it serves others.
+/// Number of events of one stream that the reactor handles before it serves other streams.
 const EVENTS_PER_TURN: usize = 4;
 
 impl Service for Stream {
@@ -72,12 +71,12 @@ impl Stream {
         self.state.lock_within(LOCK_TIMEOUT)
     }
 
-    /// Handles events. Returns false if the stream is closed, or another thread (maybe in a
-    /// command) has the lock.
+    /// Handles events. Returns false if the stream is closed, or another thread (perhaps in a
+    /// command that blocks) holds the lock.
     pub(super) fn serve(self: &Arc<Self>) -> bool {
         let Some(state) = self.lock_to_serve() else { return false };
-        // Nobody reads the events of a closed stream. Its channel may stay readable until it is
-        // released, for which the closing call waits for other threads.
+        // Nobody reads the events of a closed stream. Its channel may stay readable until the
+        // closing call, which waits for other threads, releases the stream.
         if let Phase::Closed = state.phase {
             return false;
         }
@@ -94,7 +93,7 @@ impl Stream {
     }
 
     /// Handles at most `limit` events. Returns the lock, or `None` if the stream is closed, its
-    /// channel is lost, or another thread has the lock.
+    /// channel is lost, or another thread holds the lock for long.
     fn handle_events<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, limit: usize) -> Option<Guard<'a>> {
         for _ in 0..limit {
             let id = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed))?;
@@ -116,7 +115,7 @@ impl Stream {
         Some(state)
     }
 
-    /// Called before receiving, or waiting for data: sends the held data of the calling thread.
+    /// Sends the held data of the calling thread before this thread receives, or waits for data.
     #[expect(clippy::inline_always, reason = "mostly there is nothing to send, which a call would double")]
     #[inline(always)]
     pub(super) fn flush_before_read(&self, state: &mut Guard<'_>) {
@@ -132,8 +131,8 @@ impl Stream {
         self.process_completions(state);
     }
 
-    /// Frees the memory that the send buffer has grown by, unless data is outstanding or the lock
-    /// is taken. Never waits: the caller may hold the lock of another stream.
+    /// Frees the memory by which the send buffer has grown, unless data is outstanding or the lock
+    /// is held. Never waits: the caller may hold the lock of another stream.
     pub fn give_memory_back(&self) {
         if self.owner.is_this_process()
             && let Some(mut state) = self.state.try_lock()
@@ -146,7 +145,7 @@ impl Stream {
 
 impl State {
     /// Returns the stream's PD, which is allocated on first use. Fails with `ENODEV` before the id
-    /// has a device.
+    /// has a device, or if the device has changed while memory is registered.
     pub(super) fn domain(&mut self) -> Result<&Domain> {
         let id = self.id.as_ref().ok_or(Errno::EBADF)?.id();
         if self.domain.as_ref().is_some_and(|domain| !domain.is_of(id)) {

@@ -1,5 +1,5 @@
-//! What a stream answers about itself: rgetsockopt(3), rsetsockopt(3), the flags of rfcntl(3), and
-//! its addresses.
+//! Attributes of a stream: socket options (rgetsockopt(3), rsetsockopt(3)), the flags of rfcntl(3),
+//! and the addresses.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -110,7 +110,7 @@ impl Stream {
 }
 
 impl State {
-    /// Applies the id's options that the program has set to a new id.
+    /// Applies the id's options, SO_REUSEADDR and IP_TOS, to a new id if the program has set them.
     pub(super) fn apply_options(&self) -> Result<()> {
         let id = self.id()?;
         if self.options.reuse {
@@ -144,15 +144,17 @@ impl Stream {
         Ok(self.shown(state.id()?.id().destination()))
     }
 
-    /// Returns an address of the id as the program sees it: IPv4-mapped on an IPv6 socket.
+    /// Returns an address of the id as the program sees it: an IPv4 address is IPv4-mapped on an
+    /// IPv6 socket.
     fn shown(&self, name: sockaddr_storage) -> sockaddr_storage {
         sockaddr::inet(&name)
             .filter(SocketAddr::is_ipv4)
             .map_or(name, |v4| *sockaddr::to_sockaddr(self.domain, &v4).storage())
     }
 
-    /// Returns both addresses and the device, for log lines. Returns `None` if the lock is held:
-    /// the calling thread may be in a signal handler that has interrupted the holder.
+    /// Returns both addresses and the device, for log lines. Returns `None` without an id, in a
+    /// child of fork(), or if the lock is held: the calling thread may be in a signal handler that
+    /// has interrupted the holder.
     pub fn endpoints(&self) -> Option<Endpoints> {
         let state = self.state.try_lock().filter(|_| self.owner.is_this_process())?;
         Some(cm::log::endpoints(state.id.as_ref()?.id()))

@@ -1,9 +1,10 @@
-//! Who notices the next event of a stream's completion channel if the program makes no further
-//! call: the leader, or without one the reactor, which watches the channel.
+//! The thread that notices the next event of a stream's completion channel if the program makes no
+//! further call: the leader or, without a leader, the reactor, which watches the channel.
 //!
 //! This matters while data is held (kept back until earlier messages have arrived), and for the
-//! first messages of a connection: the peer has little space for them ([`super::connection`]).
-//! Until the peer has more, the receive CQ stays armed, and the reactor watches.
+//! first messages of a connection: the peer has little space for its messages
+//! ([`super::connection`]). Until the peer has more space, the receive CQ stays armed, and the
+//! reactor watches the channel.
 //!
 //! As with [`channel_leader`], everything outside of this logic is behind a trait, and the logic is
 //! model-checked.
@@ -21,14 +22,15 @@ pub(super) trait Watchable: EventSource {
     /// on their way.
     fn must_hold(&self, state: &mut Self::State) -> bool;
     /// Makes the reactor call [`channel_is_readable`] at the channel's next event. Returns false if
-    /// it cannot.
+    /// the reactor cannot watch the channel.
     fn watch(&self, state: &mut Self::State) -> bool;
     /// Notes that the reactor does not watch the channel any more.
     fn watched(&self, state: &mut Self::State);
     /// Returns whether the connection is new and the peer may send.
     fn is_starting(state: &Self::State) -> bool;
     /// Makes the reactor call [`channel_is_readable`] at the channel's next event, but not before
-    /// the end of a pause. If the reactor cannot, the program's next call notices the message.
+    /// the end of a pause. If the reactor cannot watch the channel, the program's next call notices
+    /// the peer's message.
     fn watch_soon(&self, state: &mut Self::State);
     /// Returns whether the reactor watches the channel, or will do so after a pause.
     fn is_watched(state: &Self::State) -> bool;
@@ -56,8 +58,8 @@ fn schedule_flush<S: Watchable>(stream: &S, state: &mut S::State) {
 fn is_noticed<S: Watchable>(stream: &S, state: &mut S::State) -> bool {
     let (me, leadership) = (S::this_thread(), S::leadership(state));
     match leadership.filter(|leadership| leadership.has_leader()) {
-        // This thread is the leader, interrupted by a signal handler, which may never return to the
-        // leader's call.
+        // This thread may be the leader, in a signal handler that never returns to the leader's
+        // call.
         Some(leadership) => leadership.has_other_leader(me),
         None => stream.watch(state),
     }
@@ -65,8 +67,8 @@ fn is_noticed<S: Watchable>(stream: &S, state: &mut S::State) -> bool {
 
 /// Handles a channel that the reactor has found readable. Returns false if another thread holds the
 /// lock: the reactor tries again after a pause. The reactor does not wait for the lock, because a
-/// thread that sends message after message would have to wake it with each of them, and take the
-/// lock again before the reactor runs.
+/// thread that sends message after message would have to wake the reactor with each message, and
+/// would take the lock again before the reactor runs.
 pub(super) fn channel_is_readable<S: Watchable>(stream: &S) -> bool {
     let Some(mut state) = stream.try_lock() else { return false };
     stream.watched(&mut state);
