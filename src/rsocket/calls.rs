@@ -51,8 +51,8 @@ enum Socket {
 
 static TABLE: Table<Object> = Table::new();
 
-/// Whether the table has ever had an object. In `.data`, whose page the loader has already written
-/// to: [`at_exit`] reads the flag without touching another page.
+/// Whether the table has ever had an object. The flag is in `.data`, whose page the loader has
+/// already written to: [`at_exit`] reads the flag without touching another page.
 #[unsafe(link_section = ".data")]
 static HAS_HAD_SOCKETS: AtomicBool = AtomicBool::new(false);
 
@@ -162,7 +162,7 @@ pub fn accept(fd: c_int) -> Result<(c_int, sockaddr_storage)> {
 }
 
 /// rconnect(3). `addr` is `None` for AF_UNSPEC, which dissolves the association of a datagram
-/// rsocket.
+/// rsocket, and fails with `EAFNOSUPPORT` for a stream.
 pub fn connect(fd: c_int, addr: Option<&SockAddr>) -> Result<()> {
     match (socket_of(fd)?, addr) {
         (Socket::Stream(socket), Some(addr)) => socket.connect(addr),
@@ -182,7 +182,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
 
 /// rclose(3).
 pub fn close(fd: c_int) -> Result<()> {
-    // Removed from the table first: the descriptor may be reused as soon as it is closed.
+    // Remove the object from the table first: the descriptor may be reused as soon as it is closed.
     cancel::never(|| TABLE.remove(fd).ok_or(Errno::EBADF)?.close())
 }
 
@@ -319,8 +319,8 @@ pub unsafe fn send(
     }
 }
 
-/// Raises SIGPIPE for `EPIPE`, if the stream has the option and `flags` do not contain
-/// MSG_NOSIGNAL.
+/// Raises SIGPIPE for `EPIPE`, if librspreload has requested this for the stream and `flags` do not
+/// contain MSG_NOSIGNAL.
 #[cold]
 fn broken_pipe(socket: &Stream, error: Errno, flags: c_int) {
     if error == Errno::EPIPE && flags & libc::MSG_NOSIGNAL == 0 && socket.raises_sigpipe() {
@@ -362,7 +362,7 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
 }
 
 /// Returns whether librspreload may use this option in the middle of another call and around a
-/// fork(): one of its private options that takes no rsocket's lock.
+/// fork(): true for the private options that take no rsocket's lock.
 pub fn is_asked_at_any_time(level: c_int, name: c_int) -> bool {
     level == private::LEVEL && [private::FORK, private::IS_OWN, private::LOG, private::MARKS].contains(&name)
 }

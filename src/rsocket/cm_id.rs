@@ -1,4 +1,4 @@
-//! A connection manager id with its own channel, whose events are read without blocking.
+//! A connection manager id with its own channel, whose events can be read without blocking.
 
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
@@ -77,8 +77,8 @@ impl Drop for Request {
 }
 
 impl Request {
-    /// Returns whether the peer still waits for an answer. If the peer gives up before it is
-    /// accepted, the kernel does not report this, but refuses with `EINVAL` to prepare the QP.
+    /// Returns whether the peer still waits for an answer. If the peer gives up before the request
+    /// is accepted, the kernel does not report this, but refuses with `EINVAL` to prepare the QP.
     pub fn is_pending(&self) -> bool {
         // SAFETY: the id is live until `self` is dropped.
         let id = unsafe { Id::from_c(self.id.as_ptr()) };
@@ -162,7 +162,7 @@ impl CmId {
     }
 
     /// Moves the channel, which the reactor has registered as `key`, to another descriptor. Returns
-    /// the old one, which is no longer used.
+    /// the old descriptor, which is no longer used.
     pub fn relocate(&mut self, key: reactor::Key) -> Result<OwnFd> {
         let old = self.fd();
         let new = OwnFd::duplicate(old)?.into_fd();
@@ -274,7 +274,7 @@ impl CmId {
         if active { cm::connect(self.id(), param) } else { cm::accept(self.id(), param) }
     }
 
-    /// Returns the next event. Without one, fails with `EAGAIN` after
+    /// Returns the next event. Without an event, fails with `EAGAIN` after
     /// [`set_nonblocking`](Self::set_nonblocking), and blocks otherwise.
     pub fn event(&self) -> Result<Event> {
         // SAFETY: the channel is live as long as `self`.

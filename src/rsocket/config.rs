@@ -57,8 +57,8 @@ const DIRECTORY: &str = "/etc/rdma/rsocket";
 /// files.
 #[inline]
 pub fn defaults() -> &'static Defaults {
-    // Concurrent first calls all read the files. None waits for another one, whose thread may not
-    // exist in the child of a fork().
+    // Concurrent first calls all read the files. No call waits for another one, whose thread may
+    // not exist in the child of a fork().
     static DEFAULTS: OnceBox<Defaults> = OnceBox::new();
     DEFAULTS.get().unwrap_or_else(|| read_files(&DEFAULTS))
 }
@@ -86,8 +86,9 @@ impl Defaults {
         }
     }
 
-    /// Returns the defaults of the files, where `number` returns the number in the file of a name.
-    /// The file `wake_up_interval` is ignored, because waiting calls are woken by events.
+    /// Returns the defaults of the files, where `number` returns the number in the file with the
+    /// given name. The file `wake_up_interval` is ignored, because waiting calls are woken by
+    /// events.
     fn from_files(number: impl Fn(&str) -> Option<u32>) -> Defaults {
         let built_in = Defaults::built_in();
         let entries = |name, built_in| number(name).map_or(built_in, |n| n.min(MAX_ENTRIES.into()) as u16);
@@ -117,7 +118,8 @@ pub fn at_least_one_datagram(bytes: u32) -> u32 {
     if bytes < MIN_SEND_BUFFER { SMALL_SEND_BUFFER } else { bytes }
 }
 
-/// Returns the number at the beginning of a file. `None` if there is none, or no such file.
+/// Returns the number at the beginning of a file, or `None` if the file has no number or cannot be
+/// read.
 fn read(directory: &str, name: &str) -> Option<u32> {
     let path = FixedString::<128>::new(format_args!("{directory}/{name}")).ok()?;
     let mut text = [0; 64];
@@ -127,7 +129,8 @@ fn read(directory: &str, name: &str) -> Option<u32> {
     parse(text.get(..len)?)
 }
 
-/// Returns the number at the beginning of `text`. `None` if there is none or if it is negative.
+/// Returns the number at the beginning of `text`, or `None` if there is no number or a negative
+/// one.
 pub fn parse(text: &[u8]) -> Option<u32> {
     let text = text.trim_ascii_start();
     let digits = text.strip_prefix(b"-").or_else(|| text.strip_prefix(b"+")).unwrap_or(text);

@@ -35,13 +35,14 @@ const LARGE: u32 = 1 << 19;
 const LOCKED_PART: u64 = 4;
 /// The budget for full receive buffers is this many quarters of the lockable memory.
 const FULL_PARTS: u64 = 3;
-/// How long no buffer grows after a connection lacked memory, in milliseconds.
+/// Time during which no buffer grows after a connection lacked memory, in milliseconds.
 const PAUSE: u64 = 10_000;
 
-/// End of the pause, in milliseconds of the monotonic clock. 0: there was none.
+/// End of the pause, in milliseconds of the monotonic clock; 0 if there was no pause yet.
 static PAUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Makes idle streams return memory. Set by `calls`, which has the table of streams.
+/// The function that makes idle streams return memory. Set by `calls`, which has the table of
+/// streams.
 static RECLAIM: OnceRef<'static, fn()> = OnceRef::new();
 
 /// Sets the function that [`with_memory`] calls when memory is short. Only the first call has an
@@ -56,8 +57,9 @@ pub fn is_needed() -> bool {
     until > 0 && event::monotonic_ms() < until
 }
 
-/// Calls `make`, which locks memory. If it fails with `ENOMEM`, streams return memory and `make` is
-/// called once more. The caller holds no rsocket's lock but its own.
+/// Calls `make`, which locks memory. If `make` fails with `ENOMEM` and streams hold reservations,
+/// idle streams return memory and `make` is called once more. The caller holds at most its own
+/// rsocket's lock.
 pub fn with_memory<T>(make: impl Fn() -> Result<T>) -> Result<T> {
     match make() {
         Err(Errno::ENOMEM) if [&USED, &USED_FULL].iter().any(|used| used.load(Ordering::Relaxed) > 0) => {
@@ -89,7 +91,8 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Reserves `bytes` for growth. Returns `None` if too few are left, or connections lack memory.
+    /// Reserves `bytes` for growth. Returns `None` if too few are left, or if a connection lacked
+    /// memory lately.
     pub fn take(bytes: u32) -> Option<Reservation> {
         let limit = limit_of(defaults().grow_limit, pages::locked_memory_limit());
         Reservation::take_of(&USED, bytes, if bytes > LARGE { limit / LARGE_PART } else { limit })
@@ -102,8 +105,8 @@ impl Reservation {
         Reservation { used: &USED_FULL, bytes }
     }
 
-    /// Reserves `bytes` for a full receive buffer. Returns `None` if too few are left, or
-    /// connections lack memory.
+    /// Reserves `bytes` for a full receive buffer. Returns `None` if too few are left, or if a
+    /// connection lacked memory lately.
     pub fn take_full(bytes: u32) -> Option<Reservation> {
         Reservation::take_of(&USED_FULL, bytes, full_limit_of(pages::locked_memory_limit()))
     }

@@ -143,8 +143,8 @@ fn count(ready: usize) -> c_int {
 struct Member {
     /// `None` for a descriptor of the kernel, and for a negative one.
     rsocket: Option<Arc<dyn Pollable>>,
-    /// Whether to poll the rsocket. Not if it was armed and has been neither readable nor notified
-    /// since then: it has not changed.
+    /// Whether the rsocket has to be polled. False if the rsocket was armed, and since then no
+    /// descriptor became readable and no notice arrived: the rsocket has not changed.
     stale: Cell<bool>,
 }
 
@@ -211,7 +211,8 @@ impl Call<'_> {
         ready
     }
 
-    /// Adds the other descriptors that are ready now to the `ready` rsockets.
+    /// Polls the other descriptors. Returns `ready`, the number of ready rsockets, plus the number
+    /// of other descriptors that are ready now.
     fn finish(&mut self, ready: usize) -> Result<usize> {
         if !self.others {
             return Ok(ready);
@@ -240,7 +241,8 @@ impl Call<'_> {
         }
         let mut set = Set::new();
         loop {
-            // Rebuilt each time: the last notice may be about a descriptor that was not in the set.
+            // The set is rebuilt each time: the last notice may be about a descriptor that was not
+            // in the set.
             set.clear();
             set.add(waiting.descriptor(), POLLIN, WAITER)?;
             set.add_all(self, true)?;
@@ -251,7 +253,7 @@ impl Call<'_> {
             if ready + others == 0 {
                 ready = self.poll_rsockets(true);
             }
-            // No requested event has occurred. Check the deadline here: while descriptors keep
+            // If no requested event has occurred, check the deadline here: while descriptors keep
             // becoming readable, the kernel's poll never times out.
             if ready + others > 0 || deadline.passed() {
                 return Ok(ready + others);

@@ -106,13 +106,14 @@ impl Drop for Waiting {
 
 /// Polling ends after this many waits in a row in which nothing changed within polling_time.
 const MISSES: u32 = 8;
-/// From then on one in this many waits polls, to notice when polling pays again.
+/// After [`MISSES`] such waits, every RETRY_EVERY-th wait still polls, to notice when polling pays
+/// again.
 const RETRY_EVERY: u32 = 16;
 
 /// Counts the waits in which polling was in vain. A race between threads loses a count at worst.
 #[derive(Debug, Default)]
 pub struct Spinning {
-    /// Waits since the last one in which something changed within polling_time.
+    /// Number of waits since the last wait in which something changed within polling_time.
     misses: AtomicU32,
 }
 

@@ -76,7 +76,7 @@ pub trait Pollable: Send + Sync {
 
     /// Waits without descriptors and watchers, for a call that waits for this rsocket alone and has
     /// just called ready(). Returns the bits of ready(), 0 at the deadline; `None` if the rsocket
-    /// does not support this, or not now.
+    /// does not support such a wait at all or at present.
     fn wait_alone(&self, wanted: c_short, deadline: Deadline) -> Option<Result<c_short>> {
         let _ = (wanted, deadline);
         None
@@ -152,7 +152,7 @@ impl Watchers {
     /// the caller polls the rsocket afterwards.
     ///
     /// # Errors
-    /// Fails with `EBADF` if the rsocket is closed.
+    /// Fails with `EBADF` if the rsocket is closed, and with `ENOMEM`.
     pub fn add(&self, watcher: Arc<dyn Watcher>) -> Result<()> {
         let mut list = self.list.lock();
         if self.is_closed() {
@@ -223,8 +223,8 @@ impl Watchers {
     }
 }
 
-/// Returns whether both are the same object. Pointers to its virtual table may differ, so they are
-/// not compared.
+/// Returns whether `a` and `b` are the same object. The pointers to the virtual table may differ,
+/// so they are not compared.
 fn is_same(a: &Arc<dyn Watcher>, b: &Arc<dyn Watcher>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }

@@ -21,14 +21,14 @@ static HANDLERS: Handlers =
 /// when the library was loaded.
 ///
 /// # Errors
-/// Fails with `ENOMEM` if the C library has no memory for them.
+/// Fails with `ENOMEM` if the C library has no memory for the handlers.
 pub fn register() -> Result<()> {
     cm::register_fork_handlers()?;
     fork::register(Layer::Rsocket, &HANDLERS)
 }
 
 /// Does what the handlers would do at `step` of a fork that runs no handlers
-/// (`base::private::FORK`).
+/// (`base::private::FORK`). Fails with `EINVAL` for an unknown step.
 pub fn step(step: c_int) -> Result<()> {
     match step {
         base::private::FORK_BEFORE => fork::before(),
@@ -55,7 +55,7 @@ fn in_child() {
 #[unsafe(link_section = ".text.startup")]
 pub extern "C" fn on_load() {
     diag::read_settings();
-    // What fails here fails again in the first call, which reports it.
+    // A failure here occurs again in the first call, which reports the error.
     let _ = register();
 }
 

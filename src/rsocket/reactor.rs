@@ -157,7 +157,7 @@ pub fn enable(key: Key, time: Instant) {
     });
 }
 
-/// Also calls the service while the descriptor of `key` is writable, or stops doing so.
+/// Sets whether the service is also called while the descriptor of `key` is writable.
 pub fn set_writable_wanted(key: Key, wanted: bool) {
     let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
     with_reactor(|reactor| reactor.change(key, |registration| registration.events = events as u32));

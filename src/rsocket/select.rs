@@ -20,7 +20,8 @@ pub type Word = c_ulong;
 const BITS: usize = Word::BITS as usize;
 const INLINE_FDS: usize = 32;
 
-// What the kernel requests for each set, and which results it counts (fs/select.c).
+// The events that the kernel polls for in each set, and the results that count for the set
+// (fs/select.c).
 const READ: c_short = POLLIN | POLLRDNORM | POLLRDBAND;
 const WRITE: c_short = POLLOUT | POLLWRNORM | POLLWRBAND;
 const EXCEPT: c_short = POLLPRI;
@@ -83,8 +84,8 @@ fn select_until<L: Lookup>(lookup: &L, nfds: usize, sets: &mut Sets<'_>, deadlin
             }
             fd.revents = bits_by_set(lookup, fd);
             reported += fd.revents.count_ones();
-            // POLLHUP or POLLERR that counts for none of the requested sets: poll would report it
-            // again at once, so the descriptor is disabled.
+            // POLLHUP or POLLERR may count for none of the requested sets. poll would report the
+            // same again at once, so disable the descriptor.
             if fd.revents == 0 {
                 fd.fd = !fd.fd;
             }
@@ -96,8 +97,8 @@ fn select_until<L: Lookup>(lookup: &L, nfds: usize, sets: &mut Sets<'_>, deadlin
     }
 }
 
-/// Returns whether the rsocket was handed over to librspreload ([`base::private::HANDED_OVER`]): it
-/// is then valid only for requests with FORWARDER_EVENT.
+/// Returns whether the rsocket was handed over to librspreload ([`base::private::HANDED_OVER`]):
+/// such an rsocket is valid only for requests with FORWARDER_EVENT.
 fn is_handed_over(lookup: &dyn Lookup, fd: c_int) -> bool {
     let is_valid = |wanted| lookup.ready(fd, wanted).is_some_and(|ready| ready & POLLNVAL == 0);
     is_valid(base::private::FORWARDER_EVENT) && !is_valid(0)

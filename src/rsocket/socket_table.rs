@@ -27,7 +27,7 @@ const RESERVED: u32 = u32::MAX;
 
 /// The table; NULL until it is needed.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
-/// Where the search for a free entry begins.
+/// Index of the entry where the search for a free entry begins.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Bytes of the table.
 const SIZE: usize = size_of::<Table>();
@@ -40,7 +40,7 @@ pub fn in_child() {
     NEXT.store(0, Relaxed);
 }
 
-/// Returns the table, which the first call creates. `None` if that failed.
+/// Returns the table, which the first call creates, or `None` if the table could not be created.
 fn table() -> Option<&'static Table> {
     let mut table = TABLE.load(Acquire);
     if table.is_null() {
@@ -106,7 +106,7 @@ pub struct Entry {
 
 impl Entry {
     /// Lists an rsocket with the descriptor `fd` and the addresses and device of `id`. Returns
-    /// `None` without a table or a free entry.
+    /// `None` if there is no table or no free entry.
     pub fn new(state: u32, fd: c_int, id: &Id, qp_number: u32, backlog: u32) -> Option<Entry> {
         let table = table()?;
         let index = take(&table.entries, &NEXT)?;
@@ -168,7 +168,7 @@ fn take(entries: &[layout::Entry], next: &AtomicU32) -> Option<u32> {
 /// Frees an entry.
 fn give(entry: &layout::Entry, index: u32, next: &AtomicU32) {
     entry.state.store(layout::FREE, Release);
-    // Low entries first: fewer pages are in use.
+    // Use low entries first, so that fewer pages are in use.
     next.fetch_min(index, Relaxed);
 }
 

@@ -24,8 +24,8 @@ use crate::os::sync::{
     yield_now,
 };
 
-/// Number of slots in the first chunk. Each further chunk has twice as many as the one before. The
-/// loom model has few, because it models each slot.
+/// Number of slots in the first chunk. Each further chunk has twice as many slots as the previous
+/// one. The number is small under loom, which models each slot.
 const FIRST: usize = if cfg!(all(test, loom)) { 2 } else { 64 };
 /// Number of words that fill a slot up to the size of a cache line.
 const REST_OF_LINE: usize = 64 / size_of::<usize>() - 2;
@@ -33,15 +33,15 @@ const REST_OF_LINE: usize = 64 / size_of::<usize>() - 2;
 /// [`chunk_of`], so that an index needs no check.
 const CHUNKS: usize = 32;
 
-/// The slot of a descriptor. As large as a cache line, so that threads that use other descriptors
-/// write to other cache lines.
+/// The slot of a descriptor. It is as large as a cache line, so that threads that use other
+/// descriptors write to other cache lines.
 struct Slot<T> {
     /// Number of readers that may have loaded `object` without having taken a reference yet.
     pins: AtomicUsize,
     /// From `Arc::into_raw`, or null. The slot owns one reference.
     object: AtomicPtr<T>,
-    /// Padding instead of an alignment, with which the allocator would clear the whole chunk,
-    /// although most of it is never used.
+    /// Padding replaces an alignment attribute: with an alignment, the allocator would clear the
+    /// whole chunk, although most of the chunk is never used.
     _rest_of_line: [usize; REST_OF_LINE],
 }
 
@@ -58,8 +58,8 @@ impl<T> Slot<T> {
 
     #[inline]
     fn pin(&self) -> Option<Pinned<'_, T>> {
-        // AcqRel orders this before the load: either `wait_for_pins` sees this pin, or the load
-        // sees the change made before `wait_for_pins`.
+        // AcqRel orders the increment before the load: either `wait_for_pins` sees this pin, or the
+        // load sees the change made before `wait_for_pins`.
         self.pins.fetch_add(1, Ordering::AcqRel);
         match NonNull::new(self.object.load(Ordering::Acquire)) {
             Some(object) => Some(Pinned { slot: self, object }),
@@ -77,7 +77,7 @@ impl<T> Slot<T> {
     }
 
     /// Stores `new` (from `Arc::into_raw`, or null). Waits for readers of the previous object, and
-    /// returns it.
+    /// returns that object.
     fn swap(&self, new: *mut T) -> Option<Arc<T>> {
         let old = NonNull::new(self.object.swap(new, Ordering::AcqRel))?;
         self.wait_for_pins();
@@ -96,14 +96,14 @@ impl<T> Slot<T> {
                 yields += 1;
                 yield_now();
             } else {
-                // Lets a reader run that has a lower priority and only this processor.
+                // Let a reader run that has a lower priority and shares this CPU.
                 thread::sleep(Duration::from_micros(50));
             }
         }
     }
 }
 
-/// An object that stays in its slot until this is dropped.
+/// A guard that keeps the object of a slot alive until the guard is dropped.
 pub struct Pinned<'a, T> {
     slot: &'a Slot<T>,
     object: NonNull<T>,
@@ -128,8 +128,8 @@ impl<T> Drop for Pinned<'_, T> {
 
 /// Objects by descriptor. Intended for statics: chunks are never freed.
 pub struct Table<T> {
-    /// For each chunk, the address of a slot 0 at the right distance before the chunk's first slot,
-    /// so that a descriptor is the index of its slot; null without a chunk.
+    /// For each chunk, the address that slot 0 would have if all slots were contiguous with the
+    /// chunk, so that a descriptor is the index of its slot; null if the chunk is not allocated.
     origins: [AtomicPtr<Slot<T>>; CHUNKS],
 }
 
@@ -140,8 +140,9 @@ impl<T: Send + Sync> Table<T> {
         Table { origins: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
     }
 
-    /// Makes `object` the object of `fd`. Returns the previous one, whose descriptor the program
-    /// closed without the library.
+    /// Makes `object` the object of `fd`. Returns the previous object, if there is one: the program
+    /// closed its descriptor without the library. Fails with `EBADF` for a negative descriptor, or
+    /// with `ENOMEM`.
     pub fn insert(&self, fd: c_int, object: Arc<T>) -> Result<Option<Arc<T>>> {
         let index = u32::try_from(fd).map_err(|_| Errno::EBADF)?;
         if self.slot(fd).is_none() {
@@ -156,7 +157,8 @@ impl<T: Send + Sync> Table<T> {
         self.slot(fd)?.get()
     }
 
-    /// Pins the object of `fd`. A thread that removes the object waits until it is unpinned.
+    /// Pins the object of `fd`. A thread that removes the object waits until the object is
+    /// unpinned.
     #[inline]
     pub fn pin(&self, fd: c_int) -> Option<Pinned<'_, T>> {
         self.slot(fd)?.pin()
@@ -181,7 +183,7 @@ impl<T: Send + Sync> Table<T> {
     }
 
     /// Clears the pins of the parent's threads, which do not exist in the child of a fork(), and
-    /// leaks their objects: [`remove`](Self::remove) would wait in vain.
+    /// leaks the pinned objects. If the pins remained, [`remove`](Self::remove) would wait in vain.
     ///
     /// # Safety
     /// The process has no other thread.

@@ -45,9 +45,9 @@ impl Region {
 
 /// The private data of a connection request and of its reply.
 ///
-/// Filled in as by rdma-core: `target_sgl.length` is 2, the number of entries. `data_buf` is the
-/// first half of the receive buffer. The number of iomap entries is always given, even if it is
-/// 0. Reserved bytes are 0.
+/// The fields are filled in as by rdma-core: `target_sgl.length` is 2, the number of entries.
+/// `data_buf` is the part of the receive buffer that is advertised first. The number of iomap
+/// entries is always given, even if it is 0. Reserved bytes are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnData {
     /// Whether the sender's target SGL and iomap are in big-endian byte order.
@@ -183,9 +183,9 @@ impl Message {
         op << OP_SHIFT | data & MAX_DATA
     }
 
-    /// Parses immediate data in host byte order. Returns `None` for undefined operations and
-    /// control messages, and for an index beyond any iomap. The caller validates the numbers
-    /// against the connection.
+    /// Parses immediate data in host byte order. Returns `None` for an undefined operation, an
+    /// undefined control message, and an iomap index of more than 16 bits. The caller validates the
+    /// numbers against the connection.
     #[inline]
     pub fn parse(word: u32) -> Option<Message> {
         if word <= MAX_DATA {

@@ -2,7 +2,8 @@
 //!
 //! The receive buffer is a ring of two halves. The peer fills one half at a time, in order; a half
 //! that the program has emptied is advertised again. A busy stream gets another, larger ring (see
-//! [`Pace`]): its halves are advertised from then on, and the old ring ends with its last byte.
+//! [`Pace`]): from then on the halves of the larger ring are advertised, and the old ring ends when
+//! the program has read all of it.
 //!
 //! A new stream has a small ring, which is advertised as a whole. When half of it is used, a ring
 //! of the full size is added. If there is no memory for that, the small ring is advertised again
@@ -16,7 +17,8 @@
 //! are not full are advertised.
 //!
 //! Advertising a half takes a message, for which the peer often has to wait. A stream that fills
-//! its buffer many times a second is faster with a larger buffer, and keeps it.
+//! its buffer many times a second is faster with a larger buffer, and keeps it unless memory
+//! becomes short.
 
 use super::Violation;
 
@@ -180,8 +182,8 @@ pub struct Receiver {
     sgl_entry: usize,
     /// Receive queue entries for messages that take credits.
     credits: u16,
-    /// Number of messages received; this number when the peer was last given a credit limit; and
-    /// the limit.
+    /// Number of messages received; the value of this number when the last credit limit was sent;
+    /// and that limit.
     messages: u16,
     advertised_at: u16,
     limit: u16,
@@ -278,7 +280,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Returns the number of bytes that the program can read in its present ring.
+    /// Returns the number of bytes that the program can read in the present ring.
     #[inline]
     pub fn buffered(&self) -> u64 {
         self.ring.available()
@@ -347,8 +349,8 @@ impl Receiver {
         (here, Some(1 - self.current))
     }
 
-    /// Returns whether another half can be advertised: the only reason for a credit update that
-    /// reading data can create.
+    /// Returns whether another half can be advertised. Reading data creates no other reason for a
+    /// credit update.
     #[inline]
     pub fn has_buffer(&self) -> bool {
         match &self.next {
@@ -374,11 +376,12 @@ impl Receiver {
     }
 
     /// Cheaper form of [`wants_credit_update`](Self::wants_credit_update) for a caller that has
-    /// handled messages and nothing else since that returned false, or since no control message
-    /// could be sent.
+    /// only handled messages since `wants_credit_update` returned false, or since no control
+    /// message could be sent.
     #[inline]
     pub fn wants_update_after_message(&self) -> bool {
-        // The last message of a ring makes a part of the next one free to be advertised.
+        // Handling the last message of a ring can make buffer space in the next ring available to
+        // advertise.
         let has_buffer = self.next.is_some() && self.has_buffer();
         has_buffer || self.needs_larger_ring() || self.unadvertised_credits() >= self.credits / 2
     }

@@ -18,25 +18,26 @@ const LOW_WATER: u32 = 2048;
 /// is copied.
 const MAX_MESSAGE: u32 = 1 << 19;
 const FIRST_MESSAGE: u32 = 1 << 16;
-/// Number of credits that stay unused on iWARP, or less if the peer has a small receive queue.
+/// Number of credits that stay unused on iWARP, or fewer if the peer has a small receive queue.
 /// Messages without credit use up receives, too, and rdma-core posts receives for its credits only.
 /// At most six such messages arrive before the peer processes one: two SGL entries, two credit
 /// updates, SHUTDOWN and DISCONNECT. Without a receive for a message, InfiniBand and RoCE retry,
 /// but iWARP ends the connection.
 const RESERVED_CREDITS: u16 = 8;
 
-/// Sizes of a connection. Only `buffer` changes later.
+/// Limits of a connection's sending side. Only `buffer` changes after the connection is
+/// established.
 #[derive(Clone, Copy, Debug)]
 pub struct SendLimits {
     /// Send queue entries for data.
     pub sq_entries: u32,
     /// Send queue entries of one message: 2 on iWARP, where a SEND follows each write.
     pub entries_per_message: u32,
-    /// Control messages that may be outstanding.
+    /// Maximum number of outstanding control messages.
     pub controls: u32,
     /// Bytes of the send buffer.
     pub buffer: u32,
-    /// Receive queue entries of the peer: messages that may be outstanding.
+    /// Receive queue entries of the peer: the maximum number of outstanding messages.
     pub window: u16,
 }
 
@@ -51,7 +52,7 @@ pub struct Chunk {
     pub rkey: u32,
     /// Offset in the send buffer, unless the message is sent inline. The buffer wraps.
     pub offset: u32,
-    /// The last work request, and whether it is signaled.
+    /// The message's last work request, and whether this request is signaled.
     pub wr_id: u64,
     pub signaled: bool,
 }
@@ -70,8 +71,8 @@ struct Outstanding {
 #[derive(Debug)]
 pub struct Sender {
     limits: SendLimits,
-    /// Number of send queue entries for data that no signaled work request uses, and of control
-    /// messages that can be posted.
+    /// Number of send queue entries for data that belong to no [`Outstanding`], and number of
+    /// control messages that can be posted.
     unclaimed_entries: u32,
     free_controls: u32,
     /// Bytes of the send buffer in use, and the offset behind them.
@@ -79,8 +80,8 @@ pub struct Sender {
     next: u32,
     /// The unused part of the peer's current buffer.
     target: Region,
-    /// Number of the first message for which the peer has no receive, and how many may be sent
-    /// before it.
+    /// Number of the first message for which the peer has no receive, and number of messages that
+    /// may be sent before that one.
     credit_limit: u16,
     credits_left: u16,
     /// Maximum number of credits that may stay unused, and the number that stays unused. Both are 0
@@ -97,12 +98,12 @@ pub struct Sender {
     signal_due: u64,
     /// Bytes of the unsignaled requests.
     unsignaled_bytes: u32,
-    /// Why the completions of sends are needed.
+    /// The reasons why send completions are needed.
     reasons: Reasons,
     burst: Burst,
 }
 
-/// Why send completions have to be polled: a set of these constants.
+/// The reasons why send completions have to be polled: a set of these constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reasons(u8);
 
@@ -172,7 +173,7 @@ impl Sender {
         self.target.length == 0
     }
 
-    /// Returns whether `wanted` bytes do not fit into the rest of the peer's buffer.
+    /// Returns whether the peer's buffer has space, but not for `wanted` bytes.
     pub fn crosses_target_end(&self, wanted: usize) -> bool {
         !self.needs_target() && (self.target.length as usize) < wanted
     }
@@ -193,7 +194,7 @@ impl Sender {
         self.reasons != Reasons(0)
     }
 
-    /// Adds a reason to need completions, or removes it.
+    /// Adds a reason to need completions if `is_one` is set; otherwise removes the reason.
     pub fn set_reason(&mut self, reason: Reasons, is_one: bool) {
         self.reasons = Reasons(self.reasons.0 & !reason.0 | if is_one { reason.0 } else { 0 });
     }
@@ -216,8 +217,8 @@ impl Sender {
         self.limits.buffer - self.used - self.held()
     }
 
-    /// Returns whether the send buffer has space for a whole message of `len` bytes, according to
-    /// the completions so far.
+    /// Returns whether the send buffer has space for a whole message of `len` bytes, and at least
+    /// for `LOW_WATER` bytes, according to the completions so far.
     pub fn has_room(&self, len: usize) -> bool {
         self.free() as usize >= len.max(LOW_WATER as usize)
     }
@@ -243,7 +244,7 @@ impl Sender {
     }
 
     /// Replaces the send buffer by one of `size` bytes. Returns the last work request that uses the
-    /// old one.
+    /// old buffer.
     pub fn replace_buffer(&mut self, size: u32) -> u64 {
         debug_assert!(self.held() == 0);
         for outstanding in &mut self.outstanding {
@@ -353,7 +354,8 @@ impl Sender {
         (self.last_wr_id, signaled)
     }
 
-    /// Returns whether the last work request has to be signaled, apart from a lack of space.
+    /// Returns whether the last work request has to be signaled for a reason other than a lack of
+    /// space.
     #[inline]
     fn is_signal_due(&self) -> bool {
         self.last_wr_id >= self.signal_due || self.is_in_burst()
@@ -390,8 +392,8 @@ impl Sender {
     }
 
     /// Makes the last work request signaled. Its completion also completes the unsignaled ones
-    /// before it. `control` is the number of its entries if it belongs to a control message,
-    /// otherwise 0.
+    /// before it. If the request belongs to a control message, `control` is the message's number of
+    /// entries, otherwise 0.
     #[inline(never)]
     fn signal(&mut self, control: u32) {
         let entries = self.unsignaled_entries() - control;

@@ -138,7 +138,7 @@ impl Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Watch {
     None,
-    /// After a pause.
+    /// The reactor begins to watch after a pause.
     Soon,
     Now,
 }
@@ -302,7 +302,7 @@ impl Connection {
         self.publish();
     }
 
-    /// Marks the connection as ended, for rsstat(8).
+    /// Marks the connection as closing, for rsstat(8).
     pub fn list_as_closing(&self) {
         if let Some(entry) = &self.entry {
             entry.set_state(socket_table::CLOSING);
@@ -417,7 +417,7 @@ impl Connection {
         self.receive.cq().arm()
     }
 
-    /// Arms the send CQ if a waiter needs it. Returns whether the CQ was armed now.
+    /// Arms the send CQ if a waiter needs it. Returns true if this call has armed the CQ.
     #[inline]
     pub fn arm_send_cq(&mut self) -> Result<bool> {
         if self.send.cq_armed || !self.needs_send_completions() {

@@ -66,8 +66,9 @@ impl UdpHeader {
         (bytes, len)
     }
 
-    /// Parses and validates the header of a packet. Also returns the offset of the payload. No
-    /// sender has QP number 0 or 1, which belong to the port, or one of more than 24 bits.
+    /// Parses and validates the header of a packet. Returns the header and the offset of the
+    /// payload; `None` for an invalid header, including one with QP number 0 or 1, which belong to
+    /// the port, or with a QP number of more than 24 bits.
     pub fn parse(packet: &[u8]) -> Option<(UdpHeader, usize)> {
         let ([t0, t1, t2, t3, version, op, length, _, q0, q1, q2, q3], rest) = packet.split_first_chunk()?;
         let tag = u32::from_be_bytes([*t0, *t1, *t2, *t3]);
@@ -112,7 +113,8 @@ impl UdHeader {
         (bytes, len)
     }
 
-    /// Parses and validates the header of a message. Also returns the offset of the payload.
+    /// Parses and validates the header of a message. Returns the header and the offset of the
+    /// payload; `None` for an invalid header.
     pub fn parse(message: &[u8]) -> Option<(UdHeader, usize)> {
         let ([version, length, p0, p1], rest) = message.split_first_chunk()?;
         let len = length_of(*version, *length, UD_IPV4_HEADER, MAX_UD_HEADER)?;

@@ -1,11 +1,11 @@
 //! Small messages that are held while earlier ones are on their way, to be sent as one.
 //!
 //! A message is on its way until its work request has completed. A burst is a series of messages
-//! without a call that receives. Its first messages are sent at once, so nothing is held for a
-//! program that sends a request and waits for the answer. From then on each message is signaled,
-//! and while others are on their way, it is only copied to the send buffer. If the device completes
-//! each message before the next one is sent, polling the CQ here is in vain, and is done less and
-//! less often.
+//! between which the sending thread makes no call that receives. The first messages of a burst are
+//! sent at once, so nothing is held for a program that sends a request and waits for the answer.
+//! Each later message is signaled, and is only copied to the send buffer while others are on their
+//! way. If the device completes each message before the next one is sent, polling the CQ here is in
+//! vain, and is done less and less often.
 
 use std::mem;
 
@@ -13,11 +13,12 @@ use super::{Chunk, Sender};
 
 /// Number of messages at the beginning of a burst that are sent at once.
 const AT_ONCE: u32 = 3;
-/// Maximum length of a message that is held, and of all that are held together, in bytes.
+/// Maximum length of a held message, and of all held messages together, in bytes.
 const SHORT: usize = 1 << 12;
 const MAX_HELD: u32 = 1 << 14;
-/// A message is held while this many are on their way. TCP_NODELAY asks for as little delay as
-/// possible: then only while the device certainly has enough to do.
+/// A message is held while at least this many others are on their way. TCP_NODELAY asks for as
+/// little delay as possible, so a message is then held only while the device certainly has enough
+/// to do.
 const WINDOW: usize = 1;
 const NODELAY_WINDOW: usize = 4;
 /// Number of polls in vain, in a row, after which the sender pauses polling; and binary logarithm
@@ -75,7 +76,7 @@ impl Sender {
         self.burst.held
     }
 
-    /// Returns whether messages may be held, or are.
+    /// Returns whether messages may be held, or are held already.
     #[inline]
     pub fn is_in_burst(&self) -> bool {
         self.burst.at_once == 0
@@ -102,8 +103,8 @@ impl Sender {
     }
 
     /// Returns the offset in the send buffer for `len` bytes to be held, if one message can carry
-    /// them with those held already. Bytes that would fill the peer's buffer are not held: the
-    /// stream would be reported as writable although nothing more can be sent.
+    /// them together with the bytes held already. Bytes that would fill the peer's buffer are not
+    /// held: the stream would be reported as writable although nothing more can be sent.
     pub fn plan_hold(&self, len: usize) -> Option<u32> {
         let len = u32::try_from(len).ok()?;
         let total = self.burst.held + len;
@@ -124,7 +125,7 @@ impl Sender {
     }
 
     /// Reserves a message with the held bytes, if there are any. The message can always be sent,
-    /// because nothing else was sent since the bytes were held.
+    /// because no other data was sent since the bytes were held.
     pub fn take_held(&mut self) -> Option<Chunk> {
         let len = mem::take(&mut self.burst.held);
         (len > 0).then(|| self.take_chunk(len, false))

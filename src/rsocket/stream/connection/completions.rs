@@ -1,5 +1,6 @@
-//! Completions of both CQs: the peer's messages, and this side's sends. Also sends the messages
-//! without stream data: shutdown, keepalive, credit updates, and entries of the peer's iomap.
+//! Completions of both CQs: the peer's messages, and this side's sends. This module also sends the
+//! messages without stream data: shutdown, keepalive, credit updates, and entries of the peer's
+//! iomap.
 
 use std::mem::{self, MaybeUninit};
 
@@ -14,7 +15,7 @@ use crate::verbs::rc::{Opcode, RECV_WR_ID_FLAG, SendWr, Sge, ibv_wc};
 
 impl Connection {
     /// Polls the receive CQ into `batch`, for [`process`](Self::process). Returns the number of
-    /// completions, 0 after a failure.
+    /// completions; 0 if polling fails, which ends the connection.
     #[inline]
     pub fn poll_recv_cq(&mut self, batch: &mut Batch) -> usize {
         match self.receive.cq().poll(&mut batch.0) {
@@ -27,7 +28,7 @@ impl Connection {
     }
 
     /// Fast path of [`process`](Self::process) for a batch of one completion: takes a data message
-    /// that requires nothing else. In all other cases does nothing, and returns false.
+    /// that requires no other action. In all other cases does nothing, and returns false.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn take_plain(&mut self, batch: &Batch) -> bool {
@@ -35,7 +36,8 @@ impl Connection {
         let wc = unsafe { batch.0[0].assume_init_ref() };
         let is_usual = wc.is_valid() && !self.receive_ended && self.failed.is_none();
         let Some(imm) = self.imm_of(wc).filter(|_| is_usual) else { return false };
-        // This also excludes the last posted receive, whose use ends the connection on iWARP.
+        // `is_repost_next` also excludes the last posted receive, whose use ends the connection on
+        // iWARP.
         if self.needs_send_completions() || self.receive.is_repost_next() || !self.receive.flow.take_plain(imm) {
             return false;
         }
@@ -55,7 +57,8 @@ impl Connection {
             outcome.add(Outcome::ANY);
         }
         loop {
-            // Also process receives after a send has failed: messages may have arrived before that.
+            // Also process receives after a send has failed: messages may have arrived before the
+            // failure.
             if self.receive_ended || !self.process_receives(&batch.0[..completed], &mut outcome) || completed < BATCH {
                 break;
             }
@@ -77,7 +80,7 @@ impl Connection {
         outcome
     }
 
-    /// Notes whether data can be sent, before the first completion that may change it.
+    /// Records, before the first completion that may change this, whether data can be sent.
     fn note_could_send(&self, outcome: &mut Outcome) {
         if !outcome.has(Outcome::SPACE_NOTED) {
             outcome.add(if self.can_send() { Outcome::COULD_SEND } else { Outcome::COULD_NOT_SEND });
@@ -90,7 +93,7 @@ impl Connection {
         }
     }
 
-    /// Posts the receives that have completed, if there are enough of them.
+    /// Posts the completed receives again, if there are enough of them.
     #[inline]
     fn repost(&mut self) {
         if self.receive.is_repost_due()
@@ -102,7 +105,7 @@ impl Connection {
     }
 
     /// Processes receive completions. Returns false if reception has ended: the remaining
-    /// completions are flushes, and are ignored.
+    /// completions are ignored.
     #[inline]
     fn process_receives(&mut self, completed: &[MaybeUninit<ibv_wc>], outcome: &mut Outcome) -> bool {
         let iwarp = self.qp.is_iwarp();
@@ -125,7 +128,8 @@ impl Connection {
         true
     }
 
-    /// Returns the immediate data of a received message; `None` if it is not part of the protocol.
+    /// Returns the immediate data of a received message; `None` if the message is not part of the
+    /// protocol.
     #[inline]
     fn imm_of(&self, wc: &ibv_wc) -> Option<u32> {
         let content = || self.receive.imm((wc.wr_id() & !RECV_WR_ID_FLAG) as u32);
@@ -176,7 +180,7 @@ impl Connection {
         false
     }
 
-    /// Logs the first failure of the connection.
+    /// Logs a failure if it is the first one of the connection.
     #[cold]
     fn log_first(&self, error: Errno, cause: Cause) {
         if self.failed.is_none() {
@@ -194,7 +198,8 @@ impl Connection {
 
     fn note_failure(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
         if let Some((status, _)) = wc.error() {
-            // If the first failure is a flushed work request, the connection was disconnected.
+            // If the first failure is a flushed work request, the connection was disconnected: log
+            // nothing.
             if status != ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
                 self.log_first(errno_of(status), Cause::Completion(status));
             }
@@ -246,8 +251,8 @@ impl Connection {
         }
     }
 
-    /// Polls the send CQ in the middle of a call; the next [`process`](Self::process) notifies the
-    /// waiters.
+    /// Polls the send CQ in the middle of a call. The next [`process`](Self::process) also returns
+    /// the outcome, for the waiters.
     pub(super) fn reap_send_cq(&mut self) {
         let mut outcome = Outcome::default();
         self.process_send_cq(&mut outcome);
@@ -256,7 +261,8 @@ impl Connection {
         self.send.flow.set_reason(Reasons::NOTIFY, self.send.pending != Outcome::default());
     }
 
-    /// Switches to the peer's next buffer when the current one is full.
+    /// Switches to the peer's next buffer if the current one is full and the peer has advertised
+    /// another.
     #[inline]
     pub(super) fn use_next_target(&mut self) {
         if self.send.flow.needs_target() && self.send.targets > 0 {
@@ -281,7 +287,7 @@ impl Connection {
 }
 
 impl Outcome {
-    /// Returns whether data can be sent now, and could not be before the completions.
+    /// Returns whether data can be sent now, but could not be sent before the completions.
     fn has_made_space(self, can_send: impl FnOnce() -> bool) -> bool {
         self.has(Outcome::COULD_NOT_SEND) && can_send()
     }
@@ -292,8 +298,9 @@ impl Outcome {
     }
 }
 
-/// Returns the immediate data of a received message: that of the completion, or on iWARP the
-/// content of the message. `None` for a message that is not part of the protocol.
+/// Returns the immediate data of a received message: `imm` if the completion has it, otherwise, on
+/// iWARP, the content of the message. Returns `None` for a message that is not part of the
+/// protocol.
 #[inline]
 fn message_of(imm: Option<u32>, iwarp: bool, len: usize, content: impl FnOnce() -> u32) -> Option<u32> {
     if !iwarp {
@@ -306,13 +313,14 @@ fn message_of(imm: Option<u32>, iwarp: bool, len: usize, content: impl FnOnce() 
 fn errno_of(status: ibv_wc_status::Type) -> Errno {
     match status {
         ibv_wc_status::IBV_WC_RETRY_EXC_ERR | ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => Errno::ETIMEDOUT,
-        // Either side has ended the connection.
+        // Any other failure means that the connection has ended.
         _ => Errno::ECONNRESET,
     }
 }
 
 impl Connection {
-    /// Sends a control message after held data. Fails with `EAGAIN` if none can be sent now.
+    /// Sends a control message after held data. Fails with `EAGAIN` if no control message can be
+    /// sent now.
     pub fn control(&mut self, control: Control) -> Result<()> {
         self.send_held();
         if !self.has_control() {
@@ -321,7 +329,7 @@ impl Connection {
         self.send_control(Message::Control(control), &[], 0)
     }
 
-    /// Returns whether a control message can be sent. None can while a thread sends unlocked.
+    /// Returns whether a control message can be sent. Returns false while a thread sends unlocked.
     pub(super) fn has_control(&mut self) -> bool {
         if !self.send.flow.has_control() {
             self.reap_send_cq();
@@ -329,7 +337,8 @@ impl Connection {
         self.send.flow.has_control() && !self.is_sending_unlocked()
     }
 
-    /// Sends a message with at most `CONTROL_DATA` bytes for the peer's memory at `addr`.
+    /// Writes `bytes`, at most `CONTROL_DATA`, to the peer's memory at `addr`, and sends a control
+    /// message.
     pub(super) fn send_control(&mut self, message: Message, bytes: &[u8], addr: u64) -> Result<()> {
         debug_assert!(bytes.len() <= CONTROL_DATA);
         let requests = if self.qp.is_iwarp() && !bytes.is_empty() { 2 } else { 1 };
@@ -340,8 +349,8 @@ impl Connection {
         self.qp.send_queue().post(SendWr { wr_id, opcode, addr, rkey, sg_list, inline, signaled: true })
     }
 
-    /// Returns the scatter/gather list of `bytes` and whether they go inline; otherwise copies them
-    /// into registered memory.
+    /// Returns the scatter/gather list of `bytes`, and whether they go inline. Copies bytes that do
+    /// not go inline into registered memory.
     fn stage(&mut self, bytes: &[u8]) -> ([Sge; 2], bool) {
         if bytes.len() as u32 <= self.qp.can_inline() {
             return (inline_sge(bytes), true);
@@ -352,7 +361,8 @@ impl Connection {
     /// Posts a write without bytes. Its completion shows whether the peer still answers.
     pub fn keep_alive(&mut self) -> Result<()> {
         if !self.has_control() {
-            // The completion of an outstanding control message shows whether the peer answers, too.
+            // Messages that are outstanding or being sent unlocked show whether the peer answers,
+            // too.
             return Ok(());
         }
         self.post_empty(Opcode::Write)
@@ -403,10 +413,11 @@ impl Connection {
     }
 
     /// Writes `mapping` into entry `index` of the peer's iomap. Returns false if the caller has to
-    /// wait for credits or space. Fails with `ENOMEM` if the peer has no such entry.
+    /// wait for credits or space. `index` is less than [`peer_iomap`](Self::peer_iomap). A failure
+    /// ends the connection.
     pub fn advertise_mapping(&mut self, index: u16, mapping: Mapping) -> Result<bool> {
         debug_assert!(index < self.send.peer.iomap, "the write would hit other memory of the peer");
-        // Mappings and data share the last credits: send held data now, and hold no more data.
+        // Mappings and data share the last credits: send held data now, and never hold data again.
         self.send_held();
         self.send.flow.hold_nothing();
         let inline = IOMAP_ENTRY as u32 <= self.qp.can_inline();

@@ -1,7 +1,8 @@
 //! The QP and its work requests: one for each message, or two on iWARP, which has no RDMA write
 //! with immediate data.
 //!
-//! [`Sizes`] has the sizes of the QP's queues, as the program requests within the device's limits.
+//! [`Sizes`] has the sizes of the QP's queues: those that the program requests, within the device's
+//! limits.
 
 use std::mem::zeroed;
 use std::ops::Range;
@@ -91,8 +92,9 @@ pub struct SendQueue {
 }
 
 impl QueuePair {
-    /// Creates the QP of `id` with a send and a receive CQ, and the numbers of entries of both
-    /// queues. The QP takes `inline` bytes inline, or fewer if the device rejects that number.
+    /// Creates the QP of `id`. `cqs` and the numbers of queue entries are for sends and receives,
+    /// in this order. The QP takes `inline` bytes inline, or fewer if the device rejects that
+    /// number.
     pub fn new(
         id: &CmId,
         pd: NonNull<ibv_pd>,
@@ -169,10 +171,10 @@ impl QueuePair {
         unsafe { rc::post_empty_recv(self.queue.qp, count) }
     }
 
-    /// Moves the QP to the error state: every work request completes with an error.
+    /// Moves the QP to the error state: every outstanding work request completes with an error.
     pub fn move_to_error(&self) {
-        // Fails for a QP that is in this state already, and after the removal of the device: then
-        // no work request is outstanding.
+        // Fails for a QP that is in this state already, and after the removal of the device: in
+        // either case nothing is left to flush.
         // SAFETY: the QP is live until `self` is dropped.
         let _ = unsafe { verbs::move_to_error(self.queue.qp) };
     }
@@ -275,8 +277,8 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Returns the sizes for `options`. CQs are as large as their queues: when the QP fails, all
-    /// work requests complete at once.
+    /// Returns the sizes for `options`. The device's limit for CQs applies, too: a CQ is as large
+    /// as its queue, because all work requests complete at once when the QP fails.
     pub fn new(options: &Options, limits: &Limits) -> Sizes {
         let max = limits.work_requests.min(limits.completions).clamp(MIN_ENTRIES, MAX_ENTRIES);
         Sizes {

@@ -2,8 +2,8 @@
 //! data that the program has not read.
 //!
 //! [`Rings`] has the memory for data: the small ring of a new stream, which is a part of the
-//! receive side's memory, and later memory regions of the full size (SO_RCVBUF), or of a larger one
-//! for a stream that the ring limits.
+//! receive side's memory, and later memory regions of the full size (SO_RCVBUF), or of a larger
+//! size for a stream that the ring limits.
 
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
@@ -58,7 +58,8 @@ impl Unread {
     /// Copies the data to `into`, which has the same length.
     ///
     /// # Safety
-    /// The connection with the memory was not dropped, and the data was not given back to the peer.
+    /// The connection with the memory was not dropped, and the space of the data was not given back
+    /// to the peer.
     pub unsafe fn copy_to(&self, into: &mut [MaybeUninit<u8>]) {
         // SAFETY: the data is readable: guaranteed by the caller; it does not overlap the program's
         // buffer.
@@ -104,7 +105,7 @@ impl ReceiveSide {
         &self.cq
     }
 
-    /// Counts an event of the channel if it belongs to this CQ. Returns whether it does.
+    /// Counts an event of the channel if the event belongs to this CQ. Returns true in this case.
     pub fn note_event(&mut self, event: &CqEvent) -> bool {
         self.cq.note_event(event)
     }
@@ -164,15 +165,15 @@ impl ReceiveSide {
         self.idle + 1 >= REPOST
     }
 
-    /// Counts a completed receive. Returns whether it was the last one posted, which a peer that
-    /// respects its credits never uses.
+    /// Counts a completed receive. Returns true if no receive is posted any more: a peer that
+    /// respects its credits never uses the last one.
     #[inline]
     pub fn used(&mut self) -> bool {
         self.idle += 1;
         self.idle == self.receives
     }
 
-    /// Returns the immediate data of a SEND over iWARP, which the receive in `slot` has received.
+    /// Returns the immediate data that the receive in `slot` got from a SEND over iWARP.
     pub fn imm(&self, slot: u32) -> u32 {
         let start = self.memory.start();
         // SAFETY: by the layout the slot lies in the memory. The device wrote it before the
@@ -218,12 +219,14 @@ impl ReceiveSide {
             for (bytes, word) in bytes.chunks_exact_mut(4).zip([words[0], words[1], words[2], length]) {
                 bytes.copy_from_slice(&word.to_ne_bytes());
             }
-            // Entries are in this machine's byte order: the writer swaps.
+            // Entries are in this machine's byte order: the peer swaps the bytes if its order
+            // differs.
             Some(wire::parse_sgl(&bytes))
         }
     }
 
-    /// Returns the part from `offset` on of the region that the peer has mapped there, if any.
+    /// Returns the region that the peer has mapped at `offset`, from `offset` to the region's end,
+    /// or `None` if no region is mapped there.
     pub fn mapped(&self, offset: u64) -> Option<Region> {
         (0..self.iomap).map(|index| self.mapping(index)).find_map(|mapping| {
             let skip = offset.checked_sub(mapping.offset).filter(|&skip| skip < u64::from(mapping.region.length))?;
@@ -278,7 +281,8 @@ impl ReceiveSide {
 }
 
 impl Connection {
-    /// Returns whether the stream is new: the peer will soon need more space than it has.
+    /// Returns true for a new stream that has not failed: the peer will soon need more space than
+    /// the first ring has.
     #[inline]
     pub fn is_starting(&self) -> bool {
         self.receive.flow.is_starting() && self.failed.is_none()
@@ -289,7 +293,7 @@ impl Connection {
         self.receive.flow.available()
     }
 
-    /// Returns whether `len` bytes are available to [`read_piece`](Self::read_piece).
+    /// Returns whether the ring that the program reads has at least `len` unread bytes.
     #[inline]
     pub fn has_piece(&self, len: usize) -> bool {
         self.receive.flow.buffered() >= len as u64
@@ -355,15 +359,16 @@ impl Connection {
         self.receive.is_being_read
     }
 
-    /// Returns whether a call that reads up to `len` bytes copies them without the lock: there are
-    /// many, and another thread sends at the same time.
+    /// Returns whether a call that reads up to `len` bytes copies them without the lock: at least
+    /// [`LARGE`] bytes are requested and available, and another thread sends at the same time.
     #[inline]
     pub fn reads_unlocked(&self, len: usize) -> bool {
         self.send.is_shared && len >= LARGE && self.available() >= LARGE as u64
     }
 
     /// Begins to read up to `len` bytes. Returns them for the caller to copy without the lock, or
-    /// `None` if they are few or another thread waits for the connection.
+    /// `None` if fewer than [`LARGE`] bytes are contiguous or another thread waits for the
+    /// connection.
     pub fn begin_reading(&mut self, len: usize) -> Option<Unread> {
         let Received { ring, offset, len: available } = self.receive.flow.piece(0);
         let len = len.min(available as usize);
@@ -389,19 +394,20 @@ impl Connection {
         }
     }
 
-    /// Returns the part from `offset` on of the region that the peer has mapped there, if any.
+    /// Returns the region that the peer has mapped at `offset`, from `offset` to the region's end,
+    /// or `None` if no region is mapped there.
     pub fn mapped(&self, offset: u64) -> Option<Region> {
         self.receive.mapped(offset)
     }
 }
 
-/// Sizes of a ring that has grown once and twice, in bytes. The process's budget limits the number
-/// of large rings ([`Reservation`]): with the second size, sixteen streams are slower, because
-/// their rings do not fit into the caches.
+/// Sizes of a ring that has grown beyond the full size once and twice, in bytes. The process's
+/// budget limits the number of large rings ([`Reservation`]): sixteen streams with rings of the
+/// second size are slower, because the rings do not fit into the caches.
 const STEPS: [u32; 2] = [1 << 19, 1 << 21];
 
-/// Returns the next larger size of a send buffer or ring, if there is one: the full size, and then
-/// the `steps` of one that may exceed it.
+/// Returns the size of a send buffer or ring after `size`, if there is one: first the full size,
+/// then the `steps`, which are `None` for a buffer that may not exceed the full size.
 pub(super) fn next_size(size: u32, full_size: u32, steps: Option<[u32; 2]>) -> Option<u32> {
     if size < full_size { Some(full_size) } else { steps?.into_iter().find(|&step| step > size) }
 }
@@ -468,7 +474,7 @@ impl Rings {
         next_size(self.size, self.full_size, self.may_grow.then_some(STEPS))
     }
 
-    /// Allocates a ring of `size` bytes. Fails with `ENOMEM`.
+    /// Allocates a ring of `size` bytes. Fails with `ENOMEM` if memory or the budget is short.
     fn allocate(&self, size: u32, qp: &QueuePair) -> Result<Grown> {
         let take = if size == self.full_size { Reservation::take_full } else { Reservation::take };
         let reservation = take(size).ok_or(Errno::ENOMEM)?;

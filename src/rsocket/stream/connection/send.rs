@@ -3,11 +3,11 @@
 //!
 //! A [`SendBuffer`] grows if it limits its stream.
 //!
-//! Small messages are held, to be sent as one, while earlier ones are on their way
+//! Small messages are held while earlier ones are on their way, and are then sent as one
 //! ([`Sender::may_hold`]). Held bytes lie in the send buffer and are no message yet. They are sent
-//! before anything else, and before the thread that sent them receives or waits. Otherwise they are
-//! sent when the earlier messages have completed, which the leader or the reactor notices
-//! (`stream/watching.rs`).
+//! before any other message except credit updates, and before the sending thread receives or waits.
+//! Otherwise they are sent when the earlier messages have completed, which the leader or the
+//! reactor notices (`stream/watching.rs`).
 //!
 //! [`Sender::may_hold`]: crate::rsocket::flow::Sender::may_hold
 
@@ -27,8 +27,8 @@ use crate::rsocket::pinned_budget::{self, Reservation};
 use crate::rsocket::wire::{ConnData, Message, Region};
 use crate::verbs::rc::{CompletionQueue, InlineWrite, Opcode, SendWr, Sge};
 
-/// Messages of several buffers up to this size, in bytes, are collected on the stack when the
-/// device takes them inline.
+/// Maximum size, in bytes, of a message of several buffers that is collected on the stack to go
+/// inline.
 pub const MAX_COLLECTED: usize = 256;
 
 /// The bytes that a program sends.
@@ -81,7 +81,7 @@ pub struct Gather<'a> {
 }
 
 impl<'a> Gather<'a> {
-    /// Creates a source of `len` bytes of `buffers`, after the first `skip` ones.
+    /// Creates a source of `len` bytes of `buffers`, after the first `skip` bytes.
     ///
     /// # Safety
     /// The buffers hold `skip` plus `len` bytes, and are readable as long as the result lives.
@@ -89,7 +89,7 @@ impl<'a> Gather<'a> {
         Gather { buffers, skip, len }
     }
 
-    /// Returns the bytes of each buffer.
+    /// Returns the source's bytes, buffer by buffer.
     fn pieces(&self) -> impl Iterator<Item = &'a [u8]> {
         let mut left = self.len;
         parts(self.buffers, self.skip).map_while(move |(start, len)| {
@@ -195,14 +195,15 @@ pub(super) struct SendSide {
     pub cq: CompletionQueue,
     /// The CQ is armed, and its event has not been read.
     pub cq_armed: bool,
-    /// Outcome of polls of the send CQ that the waiters were not notified of yet.
+    /// Outcome of polls of the send CQ. The waiters were not notified of this outcome yet.
     pub pending: Outcome,
     /// Number of calls that wait until all sent data has arrived.
     pub flushing: u32,
     pub flow: Sender,
     pub buffer: SendBuffer,
-    /// Messages up to this size go inline. 0 unless the stream is connected, may write, and has not
-    /// failed, and no thread sends without its lock: the fast path checks only this.
+    /// Messages up to this size go inline. The fast path checks only this field, which is 0 unless
+    /// the stream is connected, may write, and has not failed, and no thread sends without the
+    /// stream's lock.
     inline_limit: u32,
     max_inline: u32,
     /// The stream is connected and may write.
@@ -210,20 +211,23 @@ pub(super) struct SendSide {
     /// A thread copies and posts, without the stream's lock, messages that it has reserved. Nothing
     /// else is posted meanwhile: work requests are posted in the order of their `wr_id`.
     is_unlocked: bool,
-    /// A completion has to wake the leader when `is_unlocked` becomes false.
+    /// When `is_unlocked` becomes false, a keepalive has to be posted: its completion wakes the
+    /// leader.
     pub wake_due: bool,
     inline_write: InlineWrite,
     pub control_data: ControlData,
     pub peer: PeerMemory,
-    /// Number of the thread that sent last, 0 if it has received since then.
+    /// Number of the thread that sent last; 0 if that thread has received afterwards.
     pub thread: u64,
-    /// A thread other than `thread` has received since then, on a machine with several CPUs.
+    /// While `thread` was set, the last call that received came from another thread, on a machine
+    /// with several CPUs.
     pub is_shared: bool,
     /// The entry of the target SGL that is used next.
     pub target_entry: usize,
-    /// Number of written entries of the target SGL, from `target_entry` on, when the last
-    /// CREDIT_UPDATE was processed. Entries written later are not used: over iWARP, while this side
-    /// only sends, unprocessed CREDIT_UPDATEs would use up all receives, which ends the connection.
+    /// Number of entries of the target SGL, from `target_entry` on, that the peer had written when
+    /// the last CREDIT_UPDATE was processed, less those used since. Entries written later have to
+    /// wait: otherwise a side that only sends would leave CREDIT_UPDATEs unprocessed until they
+    /// have used up all receives, which ends an iWARP connection.
     pub targets: usize,
 }
 
@@ -348,8 +352,8 @@ impl Connection {
         len <= self.send.inline_limit as usize
     }
 
-    /// Sends `data`, which goes inline, in one message. Returns whether it was sent; the connection
-    /// records a failure.
+    /// Sends `data`, which goes inline, in one message. Returns true if the message was sent; the
+    /// connection records a failure.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn send_inline(&mut self, data: &[u8]) -> bool {
@@ -367,13 +371,13 @@ impl Connection {
         true
     }
 
-    /// Returns whether `len` bytes exceed the rest of the peer's buffer.
+    /// Returns whether `len` bytes exceed the rest of the peer's buffer, which is not full.
     pub fn crosses_target_end(&self, len: usize) -> bool {
         self.send.flow.crosses_target_end(len)
     }
 
-    /// Reserves the next message of `data`, or two. Returns the messages, or `None` if nothing can
-    /// be sent now. `begun`: the program's call has sent data before.
+    /// Reserves one or two messages for the beginning of `data`. Returns the messages, or `None` if
+    /// nothing can be sent now. `begun`: the program's call has already sent data.
     pub fn plan<S: Source>(&mut self, data: S, begun: bool) -> Option<Planned<S>> {
         let wanted = if begun { data.size() } else { self.send.flow.first_message(data.size()) };
         let (data, _) = data.split(wanted);
@@ -418,9 +422,10 @@ impl Connection {
         self.qp.send_queue().post(request).inspect_err(|&error| self.fail(error))
     }
 
-    /// Lets the caller copy and post planned messages of `len` bytes without the stream's lock, if
-    /// they are long and another thread receives at the same time. Returns the queue for that, or
-    /// `None`. Until [`end_unlocked`](Self::end_unlocked) nothing else is posted.
+    /// Lets the caller copy and post planned messages of `len` bytes without the stream's lock.
+    /// Returns the send queue, or `None` if the messages are shorter than [`LARGE`], no other
+    /// thread receives, or a thread waits to use the connection. Until
+    /// [`end_unlocked`](Self::end_unlocked) nothing else is posted.
     pub fn begin_unlocked(&mut self, len: usize) -> Option<SendQueue> {
         if !self.send.is_shared || len < LARGE || self.is_awaited() {
             return None;
@@ -430,7 +435,8 @@ impl Connection {
         Some(self.qp.send_queue())
     }
 
-    /// Ends [`begin_unlocked`](Self::begin_unlocked), with the result of posting the messages.
+    /// Ends the phase that [`begin_unlocked`](Self::begin_unlocked) began. `posted` is the result
+    /// of posting the messages.
     pub fn end_unlocked(&mut self, posted: Result<()>) {
         self.send.is_unlocked = false;
         if let Err(error) = posted {
@@ -484,7 +490,8 @@ impl Connection {
     }
 
     /// Writes as much of `data` as possible into the peer's `region`, without waiting. Returns the
-    /// number of bytes. `begun`: see [`plan`](Self::plan). The connection records a failure.
+    /// number of bytes written. `begun`: see [`plan`](Self::plan). The connection records a
+    /// failure.
     pub fn write(&mut self, data: &[u8], region: Region, begun: bool) -> usize {
         self.send_held();
         let mut done = 0;
@@ -515,12 +522,12 @@ impl Connection {
 
 /// Sizes of a send buffer that has grown beyond the full size once and twice, in bytes.
 const STEPS: [u32; 2] = [1 << 18, 1 << 20];
-/// A buffer of the full size grows when it has limited the stream this many times.
+/// A buffer of at least the full size grows when it has limited the stream this many times.
 const GROW_AFTER: u32 = 2;
 
 /// The memory for messages that do not go inline. The first buffer is a part of the receive side's
-/// memory. When a message does not fit, memory of the full size (SO_SNDBUF) replaces it: with a
-/// small buffer, a connection would process completions too often.
+/// memory. When a message does not fit, a buffer of the full size (SO_SNDBUF) replaces the first
+/// one: with a small buffer, a connection would process completions too often.
 #[derive(Debug)]
 pub(super) struct SendBuffer {
     /// The first buffer.
@@ -530,7 +537,7 @@ pub(super) struct SendBuffer {
     full_size: u32,
     /// The buffer may exceed the full size.
     may_grow: bool,
-    /// Number of times that the buffer has limited the stream.
+    /// Number of times that the buffer has limited the stream since the last attempt to grow it.
     limited: u32,
     /// Number of consecutive times that the buffer could not grow.
     refused: u32,
@@ -558,8 +565,9 @@ impl SendBuffer {
         self.size < self.full_size
     }
 
-    /// Allocates a buffer of a larger `size`. The full size is not growth: it needs no reservation,
-    /// and idle streams may have to free memory for it.
+    /// Allocates a buffer of a larger `size`. Fails with `ENOMEM` while the previous buffer is in
+    /// use. A buffer of the full size does not count as growth: it needs no reservation, and idle
+    /// streams free memory for it if necessary.
     fn allocate(&self, qp: &QueuePair, size: u32) -> Result<Grown> {
         if self.old.is_some() {
             return Err(Errno::ENOMEM);
@@ -609,7 +617,7 @@ impl SendSide {
                 buffer.refused = 0;
                 self.replace_buffer(Some(memory), size);
             }
-            // Each refusal doubles the number of times until the next attempt.
+            // Each refusal doubles the limit for the next attempt.
             Err(_) => buffer.refused = buffer.refused.saturating_add(1),
         }
     }
@@ -653,8 +661,8 @@ impl Connection {
     }
 
     /// Notes that a call of `thread` receives, or waits for data. If the same thread has sent,
-    /// sends held data, and begins a new burst with the next message. Returns whether it has sent
-    /// held data, or failed to.
+    /// sends held data; the next message begins a new burst. Returns true if data was held, even if
+    /// sending it has failed.
     #[expect(clippy::inline_always, reason = "see rsocket::calls")]
     #[inline(always)]
     pub fn flush_before_read(&mut self, thread: u64) -> bool {
@@ -693,7 +701,8 @@ impl Connection {
         self.send.flow.is_in_burst()
     }
 
-    /// Holds a message. Returns false if it has to be sent at once, after held data.
+    /// Holds a message if possible. Returns false if the message has to be sent at once, after held
+    /// data.
     #[inline]
     pub fn hold<S: Source>(&mut self, data: S) -> bool {
         self.send.flow.may_hold(data.size()) && self.hold_now(data)
@@ -740,7 +749,8 @@ impl Connection {
         self.use_next_target();
     }
 
-    /// Sends held data if the earlier messages have completed.
+    /// Sends held data unless enough earlier messages are on their way ([`Sender::is_busy`]).
+    /// Discards held data after a failure.
     pub(super) fn send_held_after_others(&mut self) {
         if self.has_held() && (!self.send.flow.is_busy() || self.failed.is_some()) {
             self.send_held_now();
