@@ -2,7 +2,7 @@
 //! and asks [`crate::fds`] what is behind the descriptor.
 
 /// Defines exported functions, each of which behaves as its manual page says. The program
-/// guarantees that pointer arguments are valid as the page requires. A `safe fn` has no pointers.
+/// guarantees that pointer arguments are valid as the page requires. A `safe fn` takes no pointers.
 macro_rules! exports {
     () => {};
     ($(#[$doc:meta])* safe fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty $body:block $($more:tt)*) => {

@@ -20,9 +20,9 @@ unsafe extern "C" {
     static program_invocation_short_name: *const c_char;
 }
 
-/// How long a host may take to answer over RDMA in automatic mode, in milliseconds.
+/// Default time that a host may take to answer over RDMA in automatic mode, in milliseconds.
 pub const DEFAULT_TIMEOUT: c_int = 250;
-/// How long automatic mode remembers that a destination is reached by TCP, in seconds.
+/// Default time that automatic mode remembers that a destination is reached by TCP, in seconds.
 const DEFAULT_REMEMBER: c_int = 60;
 
 /// The settings. Mapped and never freed: a signal handler may be reading them.
@@ -47,20 +47,20 @@ unsafe impl Plain for Settings {}
 
 static SETTINGS: Once<Settings> = Once::new();
 
-/// Returns the settings, or `None` if there is no memory. The first call reads them; if several
-/// threads do so at once, the first result is kept.
+/// Returns the settings, or `None` if there is no memory. The first call reads the settings; if
+/// several threads read them at once, the first result is kept.
 fn settings() -> Option<&'static Settings> {
     SETTINGS.get_or_make(libc::MAP_PRIVATE, Settings::read)
 }
 
-/// Returns an environment variable as a number, by the rules of atoi(3). 0 counts as unset, and so
-/// does text that is no number.
+/// Returns an environment variable as a number, by the rules of atoi(3). `None` if the variable is
+/// unset, 0 or no number.
 fn variable(name: &CStr) -> Option<c_int> {
     // SAFETY: `value` comes from `string`, so a NUL byte follows it.
     string(name).map(|value| unsafe { libc::atoi(value.as_ptr().cast()) }).filter(|&value| value != 0)
 }
 
-/// Returns the value of an environment variable.
+/// Returns the value of an environment variable, or `None` if it is unset.
 fn string(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: `name` ends with a NUL byte. So does the value, which is valid as long as the program
     // does not change this variable.
@@ -70,12 +70,12 @@ fn string(name: &CStr) -> Option<&'static [u8]> {
     }
 }
 
-/// Returns text that is an unsigned number and nothing else.
+/// Returns the number in `text`, or `None` if `text` is not just an unsigned number.
 fn number(text: &[u8]) -> Option<u32> {
     core::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// Reports environment variables whose values have no effect to standard error. Called when the
+/// Reports to standard error the environment variables whose values have no effect. Called when the
 /// library is loaded: later, descriptor 2 may be another file.
 pub fn report_problems() {
     let is_number: fn(&[u8]) -> bool = |value| number(value).is_some();
@@ -128,7 +128,8 @@ fn program() -> &'static [u8] {
     unsafe { CStr::from_ptr(program_invocation_short_name) }.to_bytes()
 }
 
-/// Reads a file into `text`, as far as it fits. Returns the number of bytes; 0 without a file.
+/// Reads a file into `text`, as far as it fits. Returns the number of bytes; 0 if the file cannot
+/// be read.
 pub fn read_file(name: &CStr, text: &mut [u8]) -> usize {
     let mut len = 0;
     let fd = sockets::open(name, O_RDONLY);
@@ -177,17 +178,17 @@ pub fn timeout() -> c_int {
     settings().and_then(|settings| settings.timeout).unwrap_or(DEFAULT_TIMEOUT).max(0)
 }
 
-/// Returns how long it is remembered that a destination is reached by TCP, in seconds.
+/// Returns how long automatic mode remembers that a destination is reached by TCP, in seconds.
 pub fn remember() -> c_int {
     settings().and_then(|settings| settings.remember).unwrap_or(DEFAULT_REMEMBER).max(0)
 }
 
-/// Whether RDMACM_LOG asks librdmacm for log lines.
+/// Whether RDMACM_LOG requests log lines.
 pub fn logs() -> bool {
     settings().is_some_and(|settings| settings.logs)
 }
 
-/// Returns the lines of `auto_config` that have no effect.
+/// Returns the numbers of the lines of `auto_config` that have no effect, with the reasons.
 pub fn problems() -> impl Iterator<Item = (usize, auto_config::Problem)> {
     settings().map(|settings| settings.auto_config().problems()).into_iter().flatten()
 }

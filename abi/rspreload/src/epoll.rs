@@ -1,16 +1,17 @@
 //! epoll over rsockets and kernel descriptors.
 //!
-//! An epoll instance of the program remains a kernel instance, of which all descriptors but
-//! rsockets are members. The first rsocket creates a *side*: an epoll instance of librdmacm that
-//! has the rsockets as members and is itself a member of the program's instance, with a mark as its
-//! event data. A wait that gets the mark removes it from the events and polls the side.
+//! An epoll instance of the program remains a kernel instance. Its members are all added
+//! descriptors except those of rsockets. The first rsocket creates a *side*: an epoll instance of
+//! librdmacm that has the rsockets as members and is itself a member of the program's instance,
+//! with a mark as its event data. A wait that gets the mark removes it from the events and polls
+//! the side.
 //!
-//! The mark contains the side's descriptor, so a wait needs no look-up, and it finds the rsockets
-//! through every copy of the program's descriptor.
+//! The mark contains the side's descriptor, so a wait needs no look-up, and finds the rsockets
+//! through every copy of the instance's descriptor.
 //!
-//! An rsocket can be a member of a side once, but the kernel has a socket once for each of its
-//! descriptors. So further descriptors of an rsocket (dup) are in further sides: all descriptors
-//! with the same [index](table::index_of) are in the same side.
+//! An rsocket can be a member of a side only once, but a kernel socket can be a member of an
+//! instance once for each of its descriptors. So further descriptors of an rsocket (dup) are in
+//! further sides: all descriptors with the same [index](table::index_of) are in the same side.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -28,9 +29,9 @@ pub mod members;
 /// have another upper half.
 const MARK: u64 = 0xA5C3_52D4;
 
-/// Maximum number of sides that one wait polls. There are several only for copies of an rsocket's
-/// descriptor, or if the instance was copied before its first rsocket. The next wait polls the
-/// others.
+/// Maximum number of sides that one wait polls. An instance has several sides only for copies of an
+/// rsocket's descriptor, or if it was copied before its first rsocket. The next wait polls the
+/// other sides.
 const SIDES: usize = 4;
 
 /// Whether there has ever been a side.
@@ -57,7 +58,8 @@ pub fn control_rsocket(epfd: c_int, op: c_int, fd: c_int, entry: Entry, event: O
     unsafe { rsocket_abi::repoll_ctl(side, op, entry.handle, event) }
 }
 
-/// Returns the side for the descriptor's index. EPOLL_CTL_ADD creates it if there is none.
+/// Returns the side for the descriptor's index, which EPOLL_CTL_ADD creates if needed. Fails with
+/// the errno of epoll_ctl(2).
 fn side_of(epfd: c_int, op: c_int, entry: Entry) -> Result<c_int, c_int> {
     if let Some(side) = first_side(epfd)?.and_then(|first| find_side(first, entry.index())) {
         return Ok(side);
@@ -76,7 +78,7 @@ fn not_a_member(epfd: c_int, rsocket: c_int) -> c_int {
     errno::get()
 }
 
-/// epoll_ctl(2) with EPOLL_CTL_ADD, for `fd` as what it is now: an rsocket or a kernel descriptor.
+/// epoll_ctl(2) with EPOLL_CTL_ADD, for the rsocket or the kernel descriptor that `fd` is now.
 pub fn add(epfd: c_int, fd: c_int, event: epoll_event) -> c_int {
     match table::get(fd) {
         Some(entry) if entry.kind == Kind::Socket => control_rsocket(epfd, EPOLL_CTL_ADD, fd, entry, Some(event)),
@@ -84,8 +86,8 @@ pub fn add(epfd: c_int, fd: c_int, event: epoll_event) -> c_int {
     }
 }
 
-/// Makes `fd` a member of the program's instances in place of its rsocket, with the same events.
-/// `fd` had `entry`, and is a kernel socket now.
+/// Makes `fd` a member in place of its rsocket, with the same event, of each instance that has the
+/// rsocket. The entry of `fd` was `entry`; `fd` is a kernel socket now.
 pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
     table::each(|epfd, instance| {
         if instance.kind == Kind::Epoll
@@ -96,7 +98,8 @@ pub fn hand_over_to_kernel(fd: c_int, entry: Entry) {
     });
 }
 
-/// Creates the side for an index, or returns the one that another thread has created meanwhile.
+/// Creates the side for an index, unless another thread has created it meanwhile. Returns the side
+/// or an errno.
 fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     let _held = CHANGING.hold();
     let first = first_side(epfd)?;
@@ -111,11 +114,11 @@ fn make_side(epfd: c_int, index: u32) -> Result<c_int, c_int> {
     add_side(epfd, first, side, index).map(|()| side).inspect_err(|_| rsocket::close(side))
 }
 
-/// Adds a side to an instance whose first side is `first`.
+/// Adds a side to an instance whose first side is `first`. Fails with an errno.
 fn add_side(epfd: c_int, first: Option<c_int>, side: c_int, index: u32) -> Result<(), c_int> {
     let words = SIDES_OF.get_or_grow(first.unwrap_or(side))?;
     table::first(side, 0)?;
-    // Set it before a wait can get the mark.
+    // Set `USED` before a wait can get the mark.
     USED.store(true, Ordering::SeqCst);
     if sockets::epoll_ctl(epfd, EPOLL_CTL_ADD, side, Some(mark(side))) != 0 {
         return Err(errno::get());
@@ -129,7 +132,7 @@ fn add_side(epfd: c_int, first: Option<c_int>, side: c_int, index: u32) -> Resul
     }
     let entry = Entry { kind: Kind::Epoll, flags: 0, handle: side };
     if first.is_none() && !table::replace(epfd, None, Some(entry)) {
-        // The descriptor was closed meanwhile, and may be in use again.
+        // `epfd` was closed meanwhile, and may be in use again.
         sockets::epoll_ctl(epfd, EPOLL_CTL_DEL, side, None);
         return Err(EBADF);
     }
@@ -149,8 +152,8 @@ pub fn in_child() {
     CHANGING.reset();
 }
 
-/// epoll_wait(2), also for rsockets. `next` waits for the program's instance, for at most the
-/// milliseconds that it is passed. All waits come here, because another thread may add the first
+/// epoll_wait(2), also for rsockets. `next` waits on the program's instance, for at most the
+/// milliseconds in its argument. All waits come here, because another thread may add the first
 /// rsocket while a thread waits.
 ///
 /// # Safety
@@ -176,7 +179,7 @@ pub unsafe fn wait_by(
             Err(()) if left != 0 => sockets::sleep_ms(1),
             result => return result.unwrap_or(0) as c_int,
         }
-        // Another thread has taken the side's events, or they were spurious.
+        // Another thread has taken the side's events, or the events were spurious.
         left = deadline.as_ref().map_or(timeout, Deadline::left);
     }
 }
@@ -194,8 +197,8 @@ unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Optio
         if total < max {
             // SAFETY: `total` of the `max` events are in use, so `max - total` more are writable.
             let more = unsafe { rsocket_abi::repoll_wait(side, events.add(total), (max - total) as c_int, 0) };
-            // A side fails if it belongs to the parent process or is being closed. The wait does
-            // not fail then: the kernel's would not.
+            // A side fails if it belongs to the parent process or is being closed. The program's
+            // wait does not fail in this case, as a wait of the kernel would not.
             failed |= more < 0;
             total += usize::try_from(more).unwrap_or(0);
         }
@@ -203,7 +206,7 @@ unsafe fn ask_sides(events: *mut epoll_event, count: usize, max: usize) -> Optio
     Some(if failed && total == 0 { Err(()) } else { Ok(total) })
 }
 
-/// Removes the marks from the events, and stores their sides in `sides`, as far as they fit. A side
+/// Removes the marks from the events, and stores up to [`SIDES`] of their sides in `sides`. A side
 /// is a member of the instance once, so it has at most one mark. Returns the number of remaining
 /// events and the number of stored sides, or `None` if there was no mark.
 fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<(usize, usize)> {
@@ -223,11 +226,12 @@ fn take_marks(events: &mut [epoll_event], sides: &mut [c_int; SIDES]) -> Option<
     (kept < events.len()).then_some((kept, found))
 }
 
-// The sides of an instance: one for each index of its rsockets' descriptors, so nearly always one,
-// for index 0. They are in words that are never freed, like the table: a look-up takes no lock.
+// The sides of an instance: one for each index of its rsockets' descriptors, so nearly always only
+// the side for index 0. The sides are recorded in words that are never freed, as in the table, so a
+// look-up takes no lock.
 
-/// By descriptor of an instance's first side, and by index: a side's descriptor plus one, 0 for
-/// none.
+/// For the descriptor of an instance's first side, and for each index: the side's descriptor plus
+/// one; 0 if the index has no side.
 static SIDES_OF: Growing<[AtomicI32; table::INDICES]> = Growing::new();
 
 /// Held while a side is created, and while the sides of an instance are closed.
@@ -243,7 +247,7 @@ fn first_side(epfd: c_int) -> Result<Option<c_int>, c_int> {
     }
 }
 
-/// Returns the side for an index.
+/// Returns the side for an index, or `None` if the index has no side.
 fn find_side(first: c_int, index: u32) -> Option<c_int> {
     let side = SIDES_OF.get(first)?.get(index as usize)?.load(Ordering::Acquire);
     (side > 0).then(|| side - 1)

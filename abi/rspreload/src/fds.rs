@@ -17,7 +17,7 @@ pub enum Fd {
     Rsocket(Entry),
     /// A TCP socket of fork mode that may become an rsocket.
     Pending(Entry),
-    /// A kernel epoll instance that has one of librdmacm beside it ([`crate::epoll`]).
+    /// A kernel epoll instance with an instance of librdmacm as a member ([`crate::epoll`]).
     Epoll,
     /// A TCP socket for which an rsocket connects, in automatic mode.
     Connecting(Entry),
@@ -27,7 +27,8 @@ pub enum Fd {
 }
 
 impl Fd {
-    /// Costs one load while there has never been an rsocket, and one table look-up afterwards.
+    /// Returns what `fd` is. Costs one load while [`table::any`] is false, and one table look-up
+    /// afterwards.
     #[inline(always)]
     pub fn of(fd: c_int) -> Fd {
         table::get(fd).map_or(Fd::Kernel, Fd::from)
@@ -47,7 +48,7 @@ impl From<Entry> for Fd {
     }
 }
 
-/// Returns where a call that moves data goes, or `None` if one table look-up does not decide.
+/// Returns where a call that moves data goes, or `None` if one table look-up does not tell.
 #[inline(always)]
 pub fn data_at_once(fd: c_int) -> Option<Target> {
     match Fd::of(fd) {
@@ -82,14 +83,15 @@ fn decide(fd: c_int, intent: Intent) -> Target {
 }
 
 /// Opens a placeholder at the lowest free descriptor, the one that socket(2) would return: a kernel
-/// socket, with SOCK_CLOEXEC and SOCK_NONBLOCK as in `flags`. It serves the calls that this library
-/// does not intercept, such as fstat(2). Fails with the errno of socket(2).
+/// socket, with SOCK_CLOEXEC and SOCK_NONBLOCK as in `flags`. The placeholder serves the calls that
+/// this library does not intercept, such as fstat(2). Fails with the errno of socket(2).
 pub fn open_placeholder(flags: c_int) -> Result<c_int, c_int> {
     let fd = on_new_fd(next_symbol::socket(libc::AF_INET, libc::SOCK_STREAM | flags, 0));
     if fd < 0 { Err(errno::get()) } else { Ok(fd) }
 }
 
-/// Stores the entry of the new descriptor `fd`, and drops a stale one. Needs [`table::prepare`].
+/// Stores the entry of the new descriptor `fd`, and drops its stale entry, if any. The caller has
+/// called [`table::prepare`].
 pub fn put(fd: c_int, entry: Entry) {
     if let Some(before) = table::swap(fd, Some(entry))
         && before.handle != entry.handle
@@ -98,8 +100,8 @@ pub fn put(fd: c_int, entry: Entry) {
     }
 }
 
-/// Drops the stale entry of `fd`, if there is one: the kernel has just returned `fd` (or -1) for a
-/// new descriptor of its own. Returns `fd`.
+/// Drops the stale entry and the stale epoll record of `fd`, if any. `fd` is the result of a call
+/// that creates a kernel descriptor, or -1. Returns `fd`.
 #[inline(always)]
 pub fn on_new_fd(fd: c_int) -> c_int {
     if table::get(fd).is_some() {
@@ -119,9 +121,9 @@ fn clear_entry(fd: c_int) {
     }
 }
 
-/// Drops the entry of a descriptor that was closed without an intercepted call (fclose(3),
-/// close_range(2)). Does not close an inherited rsocket: its own descriptors may have been closed
-/// without an intercepted call, too, and may refer to other files by now.
+/// Drops the entry of a descriptor that was closed without an intercepted call (in librspreload.so,
+/// fclose(3) and close_range(2)). Does not close an inherited rsocket: librdmacm's descriptors for
+/// it may have been closed without an intercepted call, too, and may refer to other files by now.
 #[cold]
 fn drop_stale(before: Entry) {
     if before.kind == Kind::Socket && before.is_inherited() {
@@ -132,8 +134,9 @@ fn drop_stale(before: Entry) {
     }
 }
 
-/// Adds a reference to what is behind a descriptor. Returns the entry for the descriptor that will
-/// hold it, or `None` if it is being closed or a connection attempt is under way.
+/// Adds a reference to the object behind a descriptor. Returns the entry for the descriptor that
+/// will hold the reference, or `None` if the descriptor is being closed or a connection attempt is
+/// under way.
 pub fn hold(entry: Entry) -> Option<Entry> {
     match entry.kind {
         Kind::Socket => rsocket::hold(entry),
@@ -142,14 +145,14 @@ pub fn hold(entry: Entry) -> Option<Entry> {
             auto::hold(entry);
             Some(entry)
         }
-        // First end the attempt: the copy is then of the socket's final kind.
+        // The caller must end the attempt first: then the copy has the socket's final kind.
         Kind::Connecting => None,
         Kind::Pending | Kind::Forwarded => Some(entry),
     }
 }
 
-/// Drops a descriptor's reference to what was behind it, and closes that if it was the last
-/// reference. Returns 0, or -1 with `errno`.
+/// Drops a descriptor's reference to the object behind the descriptor, and closes the object if it
+/// was the last reference. Returns 0, or -1 with `errno`.
 pub fn release(entry: Entry) -> c_int {
     match entry.kind {
         Kind::Socket if auto::is_auto(entry) => return auto::release_rsocket(entry),
@@ -163,7 +166,8 @@ pub fn release(entry: Entry) -> c_int {
 }
 
 /// Returns whether `fd` still stands for the rsocket `entry`. Called by the first calls that move
-/// data, and by every call on an inherited rsocket. Copies O_NONBLOCK from the placeholder.
+/// data, and by every such call on an inherited rsocket. Copies O_NONBLOCK from the placeholder,
+/// except to an inherited rsocket.
 fn check_rsocket(fd: c_int, entry: Entry) -> bool {
     if entry.handle == table::CLOSING {
         return true;
@@ -177,7 +181,7 @@ fn check_rsocket(fd: c_int, entry: Entry) -> bool {
     true
 }
 
-/// Returns the table's entry for `fd`, after dropping a stale one.
+/// Returns the table's entry for `fd`, after dropping a stale entry.
 pub fn current_entry(fd: c_int) -> Option<Entry> {
     loop {
         let entry = table::get(fd)?;
@@ -191,15 +195,15 @@ pub fn current_entry(fd: c_int) -> Option<Entry> {
 }
 
 /// Whether `fd` has the entry of an rsocket, but is no socket: the placeholder was closed without
-/// an intercepted call, and the descriptor was reused. A new socket cannot be told from the
+/// an intercepted call, and the descriptor was reused. A new kernel socket cannot be told from the
 /// placeholder.
 fn is_stale(fd: c_int, entry: Entry) -> bool {
     let is_other = |status: libc::stat| status.st_mode & libc::S_IFMT != libc::S_IFSOCK;
     entry.kind == Kind::Socket && open_fds::status(fd).is_some_and(is_other) && !process::is_guest()
 }
 
-/// Whether `fd` is a descriptor of librdmacm or of this library. These must survive programs that
-/// close all descriptors.
+/// Whether `fd` is a descriptor of librdmacm or of this library. Such descriptors must stay open in
+/// programs that close all descriptors.
 #[inline]
 pub fn is_library(fd: c_int) -> bool {
     open_fds::has(fd) || rsocket::is_library_fd(fd)
@@ -208,9 +212,9 @@ pub fn is_library(fd: c_int) -> bool {
 /// Returns one more than the highest descriptor below `count` that belongs to the program, but at
 /// least FD_SETSIZE.
 ///
-/// The kernel reads the sets of select(2) up to `count` or the end of the process's descriptor
-/// table. Some programs pass a large count (getdtablesize(3)), and librdmacm's own descriptors may
-/// make the table larger than the program's sets are.
+/// The kernel reads the sets of select(2) up to `count`, but at most to the end of the process's
+/// descriptor table. Some programs pass a large count (getdtablesize(3)), and librdmacm's own
+/// descriptors may make the table larger than the program's sets are.
 #[cold]
 pub fn programs_count(count: c_int) -> c_int {
     let mut highest = libc::FD_SETSIZE as c_int - 1;

@@ -10,16 +10,16 @@ use libc::pid_t;
 use crate::sockets::rdma;
 use crate::{auto, epoll, errno, open_fds, process, table, transition};
 
-/// Registers the handlers. If this fails for lack of memory, children of fork(2) are treated as
-/// children of vfork(2): they have no rsockets, and what they close stays open in librdmacm until
-/// they end.
+/// Registers the handlers. If the registration fails for lack of memory, children of fork(2) are
+/// treated as children of vfork(2): they have no rsockets, and what they close stays open in
+/// librdmacm until they end.
 pub fn register() {
     // SAFETY: the handlers are functions of this library, which is never unloaded (-z nodelete).
     unsafe { libc::pthread_atfork(Some(auto::before_fork), Some(auto::in_parent), Some(in_child)) };
 }
 
 /// Calls `fork`, a fork that runs no handlers, and does what the handlers would do before and after
-/// it. Returns the result of `fork`.
+/// the fork. Returns the result of `fork`.
 pub fn around(fork: impl FnOnce() -> pid_t) -> pid_t {
     let any = table::any();
     let of_librdmacm = |step| {
@@ -42,8 +42,8 @@ pub fn around(fork: impl FnOnce() -> pid_t) -> pid_t {
     child
 }
 
-/// Automatic mode comes before the table: it still asks which rsockets the parent has created, and
-/// [`table::forked`] changes the answer.
+/// [`auto::in_child`] must run before [`table::forked`]: automatic mode asks which rsockets the
+/// parent has created, and [`table::forked`] changes the answer.
 extern "C" fn in_child() {
     process::own();
     open_fds::in_child();

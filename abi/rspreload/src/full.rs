@@ -1,6 +1,7 @@
 //! What only librspreload-full.so exports: the other calls of glibc that take a socket, and calls
-//! that execute programs ([`spawn`]). For an rsocket, a socket call is made of the calls that
-//! librspreload.so exports, too. Otherwise it goes to the next definition of its name.
+//! that execute programs ([`spawn`]). For an rsocket, a socket call is implemented by the calls
+//! that librspreload.so exports, too. For other descriptors it goes to the next definition of its
+//! name.
 
 /// Defines functions that librspreload-full.so exports, and their next definitions in a module
 /// `next`.

@@ -13,9 +13,9 @@
 //! and at the bottom [`sockets`] (calls with references in place of pointers), [`memory`] and
 //! [`next_symbol`].
 //!
-//! No std: it is bound to the names of the C library and would call our `close` for its own files.
-//! For this reason nothing in this crate calls an intercepted name through `libc`, only through
-//! [`next_symbol`].
+//! No std: std is bound to the names of the C library, and would call our `close` for its own
+//! files. For this reason nothing in this crate calls an intercepted name through `libc`, only
+//! through [`next_symbol`].
 //!
 //! # Safety
 //!
@@ -67,14 +67,14 @@ extern "C" fn at_load(_argc: c_int, _argv: *mut *mut c_char, _environ: *mut *mut
     fork_handlers::register();
 }
 
-/// Runs before the destructors of librdmacm, on which this library depends.
+/// Runs before the destructors of librdmacm, because this library depends on librdmacm.
 #[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = at_exit;
 
-/// Delivers the data of sockets that are still open: many programs do not close them before they
-/// exit.
+/// Delivers the data of sockets that are still open: many programs exit without closing their
+/// sockets.
 #[cfg(not(test))]
 extern "C" fn at_exit() {
     auto::log::before_exit();
@@ -84,7 +84,8 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Nothing in this crate panics on purpose. Only called by checks that the compiler did not remove.
+/// Aborts the process. Nothing in this crate panics on purpose: only checks that the compiler did
+/// not remove call this function.
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -28,8 +28,8 @@ pub const fn zero<T: Plain>() -> T {
 /// All byte patterns are valid values of the type.
 pub unsafe trait AnyBytes: Plain {}
 
-/// Implements [`Plain`] for integers and bool, also atomic ones, for pointers that are not read
-/// before they are set, and for structures of these.
+/// Implements [`Plain`] for integers and bool (atomic or not), for pointers that are not read
+/// before they are set, and for structures of these types.
 macro_rules! plain {
     ($($type:ty),* $(,)?) => {$(
         // SAFETY: the type consists of integers, bool and pointers, for which all-zero bytes are
@@ -39,7 +39,7 @@ macro_rules! plain {
 }
 pub(crate) use plain;
 
-/// Implements [`AnyBytes`] for integers, raw pointers, and structures of these.
+/// Implements [`AnyBytes`] for integers, raw pointers, and structures of these types.
 macro_rules! any_bytes {
     ($($type:ty),* $(,)?) => {
         $crate::memory::plain! { $($type),* }
@@ -75,8 +75,8 @@ impl<T: Plain> Mapping<T> {
         Mapping::of_kind(count, libc::MAP_PRIVATE)
     }
 
-    /// Maps `count` values. `kind` is MAP_PRIVATE, or MAP_SHARED to share them with children of
-    /// fork(2). Returns `None` if there is no memory.
+    /// Maps `count` values. `kind` is MAP_PRIVATE, or MAP_SHARED to share the values with children
+    /// of fork(2). Returns `None` if there is no memory.
     pub fn of_kind(count: usize, kind: c_int) -> Option<Mapping<T>> {
         let size = count.checked_mul(size_of::<T>())?;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
@@ -126,8 +126,9 @@ impl<T: Plain> Once<T> {
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Returns the value, and first creates it with `fill` if there is none. If several threads
-    /// create it at once, the value of one is kept. Returns `None` if there is no memory.
+    /// Returns the value. The first call maps the value (`kind` as in [`Mapping::of_kind`]) and
+    /// initializes it with `fill`. If several threads create it at once, one of the values is kept.
+    /// Returns `None` if there is no memory.
     pub fn get_or_make(&self, kind: c_int, fill: impl FnOnce(&mut T)) -> Option<&T> {
         if !self.exists() {
             let mut new = Mapping::<T>::of_kind(1, kind)?;
@@ -155,7 +156,7 @@ impl<const WORDS: usize> Bits<WORDS> {
         }
     }
 
-    /// Removes a number. Returns whether the set had it.
+    /// Removes a number. Returns whether the set contained the number.
     pub fn clear(&self, index: usize) -> bool {
         self.0
             .get(index / 64)
@@ -195,8 +196,8 @@ impl<const WORDS: usize> Bits<WORDS> {
 
 const ON_STACK: usize = 48;
 
-/// Calls `call` with a slice of `len` zeros, on the stack if the slice is short, and returns its
-/// result. Fails with `ENOMEM`.
+/// Calls `call` with a slice of `len` zeros, which is on the stack if it is short. Returns the
+/// result of `call`, or fails with `ENOMEM`.
 pub fn with<T: Plain, R>(len: usize, call: impl FnOnce(&mut [T]) -> R) -> Result<R, c_int> {
     let mut stack = zero::<[T; ON_STACK]>();
     if let Some(stack) = stack.get_mut(..len) {

@@ -17,7 +17,7 @@ use libc::{
 use crate::errno;
 
 /// A name and its next definition. Relaxed is enough: the loader has finished with the code before
-/// it returns the address.
+/// dlsym(3) returns the address.
 pub struct Next {
     name: &'static str,
     pub found: AtomicPtr<c_void>,
@@ -66,15 +66,17 @@ failures! {
     *mut FILE: ptr::null_mut();
 }
 
-/// Fails with `ENOSYS`: there is no next definition, because the C library is older than the call.
+/// Fails with `ENOSYS`: there is no next definition, because the C library is older than the
+/// function.
 #[cold]
 pub fn missing<T: Failure>() -> T {
     errno::set(ENOSYS);
     T::FAILURE
 }
 
-/// Defines a function for each name that calls its next definition. A `safe` one has no pointers, a
-/// `variadic` one has `...` in place of its last argument, and a `c` one is any other.
+/// Defines, for each name, a function that calls the next definition. A `safe` function takes no
+/// pointers, a `variadic` function has `...` in place of its last argument, and `c` marks all
+/// others.
 macro_rules! next {
     ($($kind:ident $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
         #[allow(non_upper_case_globals)]

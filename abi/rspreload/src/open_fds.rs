@@ -33,18 +33,20 @@ pub fn make(make: impl Fn() -> c_int) -> c_int {
     if fd < 0 && errno::get() == libc::EMFILE { RAISED.during(make) } else { fd }
 }
 
-/// Returns whether the library may take descriptors for another connection. It has `used`
-/// connections, of which `forwarded` are forwarded. With `few`, returns whether there is room again
-/// after there was none, which needs a third to be free. Where the library's descriptors are among
-/// those that the program might need, it takes a quarter of the limit.
+/// Returns whether the library may take descriptors for another connection. `used` is the number of
+/// its connections, `forwarded` the number of forwarded connections. With `few`, which is set after
+/// a lack of room, a third of the library's share must be free. The share is a quarter of the soft
+/// limit if the library's descriptors begin below the soft limit.
 pub fn has_room(used: usize, forwarded: usize, few: bool) -> bool {
-    /// An accepted connection has the rsocket, its channel, the stand-in, and one on the way.
+    /// Descriptors of an accepted connection: the rsocket, its completion channel, the stand-in,
+    /// and a temporary one.
     const DESCRIPTORS: usize = 4;
     let limit = limits();
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
     let share = if lowest < limit.rlim_cur { limit.rlim_cur / 4 } else { limit.rlim_max - lowest };
     let share = if few { share / 3 * 2 } else { share };
-    // A forward has two entries in a poll(2) list, which may be as long as the soft limit.
+    // A forwarded connection has two entries in a poll(2) list, which may be as long as the soft
+    // limit.
     (used * DESCRIPTORS) as libc::rlim_t <= share && forwarded as libc::rlim_t <= limit.rlim_cur / 4
 }
 
@@ -93,9 +95,9 @@ pub fn is_possible(fd: c_int) -> bool {
     libc::rlim_t::try_from(fd).is_ok_and(|fd| fd < limits().rlim_cur)
 }
 
-/// Calls `call` with each open descriptor in a range. Includes every descriptor that stays open;
-/// one that is opened or closed meanwhile may be missing. Allocates nothing, because select(2) uses
-/// it and may be called in signal handlers.
+/// Calls `call` with each open descriptor in a range. Includes every descriptor that stays open; a
+/// descriptor that is opened or closed meanwhile may be missing. Allocates nothing, because
+/// select(2) uses this function and may be called in signal handlers.
 pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
     if !each_of_folder(|fd| {
         if range.contains(&fd) {
@@ -108,8 +110,8 @@ pub fn each(range: Range<c_int>, mut call: impl FnMut(c_int)) {
     }
 }
 
-/// Calls `call` with each open descriptor in `/proc/self/fd`. Returns false, without a call, if
-/// there is no /proc or no free descriptor to read it.
+/// Calls `call` with each open descriptor in `/proc/self/fd`. Returns false, without calling
+/// `call`, if there is no /proc, or no free descriptor to read it.
 fn each_of_folder(mut call: impl FnMut(c_int)) -> bool {
     let folder = sockets::open(c"/proc/self/fd", libc::O_RDONLY | libc::O_DIRECTORY);
     if folder < 0 {
@@ -152,8 +154,8 @@ fn each_fd(mut entries: &[u8], mut call: impl FnMut(c_int)) {
 /// can only learn the descriptor in a way that also makes the mark visible.
 static MARKS: Growing<AtomicU64> = Growing::new();
 
-/// Marks `fd` as the library's, if it is not -1. Without memory the mark is missing, and the
-/// program can close the descriptor. Returns `fd`.
+/// Marks `fd` as the library's, if it is not -1. If there is no memory for the mark, the program
+/// can close the descriptor. Returns `fd`.
 fn mark(fd: c_int) -> c_int {
     if let Ok(mark) = MARKS.get_or_grow(fd) {
         mark.store(1, Relaxed);
@@ -161,15 +163,15 @@ fn mark(fd: c_int) -> c_int {
     fd
 }
 
-/// Duplicates a descriptor for the library, to a high one if possible. Returns the new
+/// Duplicates a descriptor for the library, to a high descriptor if possible. Returns the new
 /// descriptor, or -1.
 pub fn duplicate(fd: c_int) -> c_int {
     let high = duplicate_high(fd);
     mark(if high < 0 { kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } else { high })
 }
 
-/// Replaces the library's new descriptor `low` by a high one if possible. Returns the descriptor
-/// that is left. `low` may be -1, which is returned.
+/// Replaces the library's new descriptor `low` by a high one if possible. Returns the resulting
+/// descriptor, or -1 if `low` is -1.
 pub fn relocate(low: c_int) -> c_int {
     let high = if low < 0 { low } else { duplicate_high(low) };
     if high < 0 {
@@ -206,8 +208,8 @@ pub fn has(fd: c_int) -> bool {
     MARKS.get(fd).is_some_and(|mark| mark.load(Relaxed) != 0)
 }
 
-/// Called in the child of fork(2): the library's threads do not exist there, so the child may close
-/// its copies of the library's descriptors.
+/// Called in the child of fork(2): removes all marks. The library's threads do not exist in the
+/// child, so it may close its copies of the library's descriptors.
 pub fn in_child() {
     RAISED.in_child();
     MARKS.all().filter(|(_, mark)| mark.load(Relaxed) != 0).for_each(|(_, mark)| mark.store(0, Relaxed));

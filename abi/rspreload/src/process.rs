@@ -1,8 +1,8 @@
 //! The process and its clock.
 //!
 //! A child of vfork(2) has descriptors of its own, but uses its parent's memory, with the table and
-//! the rsockets. What such a child closes and copies before execve(2) must not change them. So this
-//! module records which process owns the memory.
+//! the rsockets. What such a child closes and copies before execve(2) must not change the table and
+//! the rsockets. So this module records which process owns the memory.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -49,8 +49,9 @@ impl Deadline {
     }
 }
 
-/// Returns the milliseconds until `end`, rounded up. `end` is a time of the monotonic clock in
-/// nanoseconds, at which a time-out ends that was given as an int of milliseconds.
+/// Returns the milliseconds until `end`, rounded up. `end` is the end of a time-out, in nanoseconds
+/// of the monotonic clock. The time-out was given as an int of milliseconds, so the result fits an
+/// int.
 pub fn left_until(end: i64) -> c_int {
     ((end - now()).max(0) as u64).div_ceil(1_000_000) as c_int
 }

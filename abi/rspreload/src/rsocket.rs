@@ -26,9 +26,10 @@ pub fn create(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         // Also needed for an rsocket without a placeholder, such as a probe of automatic mode.
         table::expect_library_fds();
         find_marks();
-        // Programs expect SIGPIPE, as from TCP. Fails for datagram rsockets, which never raise it.
+        // Programs expect SIGPIPE, as from TCP. The option fails for datagram rsockets, which never
+        // raise SIGPIPE.
         let _ = set_library_option(rsocket, base::private::SIGPIPE);
-        // If librdmacm rejects a size, its default stays.
+        // If librdmacm rejects a size, the default size stays.
         for (name, value) in config::sizes() {
             let _ = rdma::set(rsocket, (SOL_RDMA, name), &value);
         }
@@ -64,8 +65,9 @@ fn find_marks() {
     }
 }
 
-/// Returns a private option of librdmacm for a descriptor. Fails with the errno of getsockopt(2):
-/// EAGAIN in a signal handler that has interrupted another call on rsockets.
+/// Returns a private option of librdmacm for a descriptor. Fails with the errno of getsockopt(2),
+/// such as EAGAIN in a signal handler that has interrupted another call on rsockets, or with EINVAL
+/// for a value of another size.
 pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Result<T, c_int> {
     let get = || rdma::get::<T>(fd, (base::private::LEVEL, option)).ok_or_else(errno::get);
     let (value, len) = errno::keeping(get)?;
@@ -85,8 +87,8 @@ pub fn has_mark(fd: c_int) -> Option<bool> {
 
 /// Whether `fd` is a descriptor of librdmacm, not of the program.
 ///
-/// Only this project's librdmacm knows the private option. With another one every descriptor counts
-/// as the program's.
+/// Only this project's librdmacm knows the private option. With another librdmacm, every descriptor
+/// counts as the program's.
 #[inline]
 pub fn is_library_fd(fd: c_int) -> bool {
     has_mark(fd) != Some(false) && is_own_of_library(fd)
@@ -104,10 +106,11 @@ pub fn flush_on_exit() {
 
 /// Makes the rsocket blocking or non-blocking, like its placeholder.
 ///
-/// Programs that use `ioctl(FIONBIO)` (Python does) only change the placeholder, since ioctl is not
-/// intercepted. So this is called where the mode matters and a system call costs little: before
-/// accept and connect, when the rsocket is added to an epoll instance, and by the first calls that
-/// move data. An intercepted F_SETFL changes both.
+/// Programs that use `ioctl(FIONBIO)` (Python does) only change the placeholder, since
+/// librspreload.so does not intercept ioctl. So this function is called where the mode matters and
+/// a system call costs little: before accept and connect, when the rsocket is added to an epoll
+/// instance, and by the first calls that move data. An intercepted F_SETFL changes the rsocket and
+/// the placeholder.
 pub fn sync_nonblock(fd: c_int, rsocket: c_int) {
     errno::keeping(|| {
         let placeholder_flags = || kernel::fcntl(fd, F_GETFL, 0);
@@ -128,20 +131,20 @@ pub fn sync_nonblock(fd: c_int, rsocket: c_int) {
     });
 }
 
-/// Adds a reference to an rsocket. Returns the entry for the descriptor that will hold it, or
-/// `None` if the rsocket is being closed.
+/// Adds a reference to an rsocket. Returns the entry for the descriptor that will hold the
+/// reference, or `None` if the rsocket is being closed.
 pub fn hold(entry: Entry) -> Option<Entry> {
     table::hold(entry.handle).then(|| entry.with_index(table::index_of(entry.handle)))
 }
 
-/// Drops a descriptor's reference to an rsocket, and closes the rsocket if it was the last one.
-/// Returns 0, or -1 with `errno`.
+/// Drops a descriptor's reference to an rsocket, and closes the rsocket if this was the last
+/// reference. Returns 0, or -1 with `errno`.
 pub fn release(entry: Entry) -> c_int {
     if drop_reference(entry) { rsocket_abi::rclose(entry.handle) } else { 0 }
 }
 
-/// Makes a listener ignore new requests. Returns the number of connections that it still has for
-/// accept, including those in the handshake; 0 if librdmacm does not tell.
+/// Makes a listener ignore new requests. Returns the number of connections that can still be
+/// accepted, including those in the handshake; 0 if the option fails.
 pub fn last_connections(rsocket: c_int) -> c_int {
     library_option(rsocket, base::private::LAST_CONNECTIONS).unwrap_or(0)
 }
@@ -166,7 +169,7 @@ pub fn reset_when_closed(rsocket: c_int) {
     let _ = rdma::set(rsocket, (libc::SOL_SOCKET, libc::SO_LINGER), &linger);
 }
 
-/// Drops a descriptor's reference to an rsocket. Returns whether it was the last one.
+/// Drops a descriptor's reference to an rsocket. Returns true if this was the last reference.
 pub fn drop_reference(entry: Entry) -> bool {
     table::leave_index(entry.handle, entry.index());
     table::drop(entry.handle)

@@ -48,7 +48,7 @@ impl SockAddr {
         }
     }
 
-    /// Passes the address to `call` in C form, and returns its result.
+    /// Passes the address as a C structure to `call`. Returns the result of `call`.
     pub fn pass<T>(&self, call: impl FnOnce(*const sockaddr, socklen_t) -> T) -> T {
         match self.0 {
             SocketAddr::V4(four) => {
@@ -73,8 +73,8 @@ impl SockAddr {
         }
     }
 
-    /// Returns the address that `call` stores, as RDMA devices have it. Returns `None` if `call`
-    /// fails or the address is not IPv4 or IPv6.
+    /// Returns the address that `call` stores, in the form of [`SockAddr::of_device`]. Returns
+    /// `None` if `call` fails or the address is not IPv4 or IPv6.
     pub fn take(call: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<SockAddr> {
         let (mut storage, mut len) = (zero::<sockaddr_storage>(), size_of::<sockaddr_storage>() as socklen_t);
         let result = call((&raw mut storage).cast(), &raw mut len);
@@ -96,7 +96,7 @@ impl SockAddr {
         if self.0.is_ipv4() { AF_INET } else { AF_INET6 }
     }
 
-    /// The IP address; a mapped one (`::ffff:a.b.c.d`) as IPv4.
+    /// The IP address; a mapped address (`::ffff:a.b.c.d`) as IPv4.
     pub fn address(&self) -> IpAddr {
         self.0.ip().to_canonical()
     }
@@ -126,7 +126,8 @@ impl SockAddr {
         }
     }
 
-    /// Returns the address as RDMA devices have it: a mapped address (`::ffff:a.b.c.d`) as IPv4.
+    /// Returns the address in the form that RDMA devices use: a mapped address (`::ffff:a.b.c.d`)
+    /// as IPv4.
     pub fn of_device(&self) -> SockAddr {
         match self.address() {
             address @ IpAddr::V4(_) => SockAddr::new(address, self.port()),
@@ -134,7 +135,7 @@ impl SockAddr {
         }
     }
 
-    /// Whether both have the same IP address and port.
+    /// Whether both addresses have the same IP address and port.
     pub fn is_at(&self, other: &SockAddr) -> bool {
         (self.address(), self.port()) == (other.address(), other.port())
     }
@@ -213,7 +214,7 @@ macro_rules! sockets {
                 name.pass(|addr, len| unsafe { $from::$connect(fd, addr, len) })
             }
 
-            /// Runs a command that takes an int or nothing.
+            /// fcntl(2) with a command that takes an int or no argument.
             pub fn fcntl(fd: c_int, cmd: c_int, value: c_int) -> c_int {
                 debug_assert!(matches!(
                     cmd,
@@ -248,7 +249,8 @@ macro_rules! sockets {
                 set_bytes(fd, option, value, size_of::<T>())
             }
 
-            /// Sets an option to the first `len` bytes of a value.
+            /// Sets an option to the first `len` bytes of a value. Fails with the errno of
+            /// setsockopt(2).
             pub fn set_bytes<T: Plain>(
                 fd: c_int, (level, name): (c_int, c_int), value: &T, len: usize
             ) -> Result<(), c_int> {
@@ -288,7 +290,7 @@ sockets! {
     rdma: rsocket_abi, raccept(), rbind, rconnect, rfcntl, rgetpeername, rgetsockname, rgetsockopt, rpoll, rrecv, rsend, rsetsockopt
 }
 
-/// Returns the bytes that a call has moved, or the errno with which it has failed.
+/// Returns the number of bytes that a call has moved, or `errno` if the call has failed.
 fn moved(result: isize) -> Result<usize, c_int> {
     usize::try_from(result).map_err(|_| errno::get())
 }
@@ -310,14 +312,14 @@ pub fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) 
     unsafe { next_symbol::epoll_ctl(epfd, op, fd, event) }
 }
 
-/// epoll_wait(2) of a kernel instance. Returns the events; none if the call fails.
+/// epoll_wait(2) of a kernel instance. Returns the events; an empty slice if the call fails.
 pub fn epoll_wait(epfd: c_int, events: &mut [epoll_event], timeout: c_int) -> &[epoll_event] {
     // SAFETY: `events` is writable for its length.
     let count = unsafe { next_symbol::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, timeout) };
     events.get(..usize::try_from(count).unwrap_or(0)).unwrap_or_default()
 }
 
-/// Opens a file, with close-on-exec, and does not create one. Returns its descriptor, or -1.
+/// Opens an existing file, with close-on-exec. Returns its descriptor, or -1.
 pub fn open(path: &core::ffi::CStr, flags: c_int) -> c_int {
     // SAFETY: `path` ends with a NUL byte. Without O_CREAT the call has no third argument.
     unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) }

@@ -23,7 +23,8 @@ pub enum Kind {
     Socket = 1,
     /// A kernel socket that may still become an rsocket (fork mode).
     Pending,
-    /// A kernel epoll instance. Its rsockets are members of librdmacm's instance `handle`.
+    /// A kernel epoll instance to which an rsocket was added. `handle` is its first side
+    /// ([`crate::epoll`]).
     Epoll,
     /// A kernel socket for which an rsocket connects (automatic mode). `handle` is a ticket of
     /// `auto::connect`.
@@ -31,8 +32,8 @@ pub enum Kind {
     /// A kernel listener at whose port rsockets listen (automatic mode). `handle` is its index in
     /// `auto::listeners`.
     Listener,
-    /// A kernel socket whose data another process forwards (automatic mode). `handle` is its index
-    /// in `auto::shared`.
+    /// A kernel socket whose data this or another process forwards over RDMA (automatic mode).
+    /// `handle` is its index in `auto::shared`.
     Forwarded,
 }
 
@@ -41,11 +42,12 @@ pub enum Kind {
 pub struct Entry {
     /// What is behind the descriptor.
     pub kind: Kind,
-    /// 24 bits for the module that serves the kind. For a socket: the upper 8 bits are its
-    /// [index](Entry::index), the next 8 its [process](Entry::is_inherited), the next 4 the number
-    /// of [first calls](Entry::looked) that are left, and the lowest 4 belong to automatic mode.
+    /// 24 bits for the module that serves the kind. For an rsocket, from the most significant bits
+    /// down: 8 bits for the [index](Entry::index), 8 that identify the
+    /// [process](Entry::is_inherited) that created the rsocket, 4 for the number of remaining
+    /// [first calls](Entry::looked), and 4 for automatic mode.
     pub flags: u32,
-    /// What it refers to depends on the kind: see [`Kind`]. -1 for none.
+    /// A descriptor, a ticket or an index, depending on the [`Kind`]; -1 if the kind has no handle.
     pub handle: c_int,
 }
 
@@ -58,8 +60,8 @@ const LOOKS: u32 = 0xf * LOOK;
 /// Number of forks between the process that loaded the library and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Called in the child of fork(2). Makes every call on an inherited rsocket check its placeholder,
-/// which a child may have closed without an intercepted call.
+/// Called in the child of fork(2). Makes every call that moves data on an inherited rsocket check
+/// the placeholder, which a child may have closed without an intercepted call.
 pub fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     for (_, slot) in ENTRIES.all() {
@@ -76,13 +78,14 @@ fn process() -> u32 {
 impl Entry {
     /// Returns the entry of a new rsocket of this process. `flags` are bits for automatic mode.
     pub fn rsocket(rsocket: c_int, flags: u32) -> Entry {
-        /// Enough first calls for programs that set O_NONBLOCK after a handshake.
+        /// Number of calls that read the placeholder's flags: enough for programs that set
+        /// O_NONBLOCK after a handshake.
         const FIRST_CALLS: u32 = 8;
         Entry { kind: Kind::Socket, flags: flags | (FIRST_CALLS * LOOK) | process(), handle: rsocket }
     }
 
-    /// Whether a call needs only the rsocket descriptor: the entry is an rsocket, and its first
-    /// calls are over.
+    /// Whether a call needs only the rsocket descriptor: the entry is an rsocket's, and no first
+    /// calls remain.
     #[inline(always)]
     pub fn is_settled(self) -> bool {
         self.kind == Kind::Socket && self.flags & LOOKS == 0
@@ -93,7 +96,7 @@ impl Entry {
         Entry { flags: self.flags - LOOK, ..self }
     }
 
-    /// Whether an rsocket was created by an ancestor of this process.
+    /// Whether the rsocket was created by an ancestor of this process.
     pub fn is_inherited(self) -> bool {
         self.flags & PROCESS != process()
     }
@@ -134,13 +137,13 @@ impl Entry {
 /// socket fail with `EBADF`.
 pub const CLOSING: c_int = c_int::MAX;
 
-/// Descriptors below this are in the first chunk. Each further chunk is as long as all chunks
-/// before it together.
+/// Length of the first chunk, which has the lowest descriptors. Each further chunk is as long as
+/// all chunks before it together.
 const FIRST: usize = 1024;
 const CHUNKS: usize = 32 - FIRST.trailing_zeros() as usize;
 
-/// An array of atomic integers that starts out as zeros. It grows on demand, in chunks that never
-/// move.
+/// An array of atomic integers, or of structures of them, that is indexed by descriptor and starts
+/// out as zeros. The array grows on demand, in chunks that never move.
 pub struct Growing<T> {
     chunks: [AtomicPtr<T>; CHUNKS],
 }
@@ -151,7 +154,8 @@ impl<T: Plain> Growing<T> {
         Growing { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
     }
 
-    /// Returns the chunk, the index in the chunk, and the chunk's length.
+    /// Returns the chunk, the index in the chunk, and the chunk's length; `None` for a negative
+    /// `fd`.
     #[inline(always)]
     fn index(fd: c_int) -> Option<(usize, usize, usize)> {
         let fd = usize::try_from(fd).ok()?;
@@ -162,19 +166,19 @@ impl<T: Plain> Growing<T> {
         Some((top + 1 - FIRST.trailing_zeros() as usize, fd - (1 << top), 1 << top))
     }
 
-    /// Returns the word of a descriptor, or `None` if its chunk has no memory yet
-    /// ([`Growing::get_or_grow`] allocates it).
+    /// Returns the element of a descriptor, or `None` if its chunk has no memory yet
+    /// ([`Growing::get_or_grow`] allocates the memory).
     #[inline(always)]
     pub fn get(&self, fd: c_int) -> Option<&T> {
         let (chunk, index, _) = Self::index(fd)?;
-        // Acquire: pairs with the store of the chunk, whose zeros become visible.
+        // Acquire pairs with the store of the chunk's address, so the chunk's zeros are visible.
         let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
         // SAFETY: `index` is within the chunk: a stored chunk has the length that
         // [`Growing::index`] says, and is never freed.
         (!start.is_null()).then(|| unsafe { &*start.add(index) })
     }
 
-    /// All words that have memory, with their descriptors.
+    /// All elements that have memory, with their descriptors.
     pub fn all(&self) -> impl Iterator<Item = (c_int, &T)> {
         let chunks = self.chunks.iter().enumerate();
         chunks.flat_map(|(chunk, start)| {
@@ -187,8 +191,8 @@ impl<T: Plain> Growing<T> {
         })
     }
 
-    /// Returns the word of a descriptor, and allocates its chunk if needed. Fails with `ENOMEM`, or
-    /// with `EBADF` if `fd` is negative.
+    /// Returns the element of a descriptor, and allocates its chunk if needed. Fails with `ENOMEM`,
+    /// or with `EBADF` if `fd` is negative.
     pub fn get_or_grow(&self, fd: c_int) -> Result<&T, c_int> {
         let (chunk, _, len) = Self::index(fd).ok_or(EBADF)?;
         let chunk = self.chunks.get(chunk).ok_or(EBADF)?;
@@ -207,10 +211,11 @@ static ANY: AtomicBool = AtomicBool::new(false);
 static ENTRIES: Growing<AtomicU64> = Growing::new();
 static REFERENCES: Growing<AtomicU64> = Growing::new();
 
-/// Whether there was ever an entry. Until then an intercepted call only costs this load.
+/// Whether the process has ever had a table entry or a descriptor of librdmacm. While this is
+/// false, an intercepted call only costs this load.
 ///
-/// Relaxed is enough: a thread that gets a descriptor from another thread synchronizes with it, and
-/// that thread has stored the entry before.
+/// Relaxed is enough: a thread that gets a descriptor from another thread synchronizes with the
+/// other thread, which has stored the entry before.
 #[inline(always)]
 pub fn any() -> bool {
     ANY.load(Ordering::Relaxed)
@@ -246,7 +251,7 @@ pub fn prepare(fd: c_int) -> Result<(), c_int> {
     ENTRIES.get_or_grow(fd).map(|_| ())
 }
 
-/// Stores another entry for `fd` and returns the previous one.
+/// Stores the entry `new` for `fd`. Returns the previous entry.
 pub fn swap(fd: c_int, new: Option<Entry>) -> Option<Entry> {
     if new.is_some() {
         ANY.store(true, Ordering::Relaxed);
@@ -256,8 +261,8 @@ pub fn swap(fd: c_int, new: Option<Entry>) -> Option<Entry> {
     Entry::unpack(slot?.swap(Entry::pack(new), Ordering::AcqRel))
 }
 
-/// Stores the entry `new` for `fd` if the current one is `old`. Returns whether it did: of several
-/// threads that try, one succeeds.
+/// Stores the entry `new` for `fd` if the current entry is `old`. Returns true if `new` was stored:
+/// of several threads that try, one succeeds.
 pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
     if new.is_some() {
         ANY.store(true, Ordering::Relaxed);
@@ -266,26 +271,26 @@ pub fn replace(fd: c_int, old: Option<Entry>, new: Option<Entry>) -> bool {
     slot.compare_exchange(Entry::pack(old), Entry::pack(new), Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
-/// The lower half of a word in `REFERENCES` counts the references to the rsocket descriptor. The
-/// upper half has a bit for each index in use.
+/// Number of bits in the upper half of a word in `REFERENCES`: a bit is set for each index in use.
+/// The lower half counts the references to the rsocket descriptor.
 const INDEX_BITS: u32 = 32;
 
 /// Number of different indices of the program's descriptors for one rsocket.
 pub const INDICES: usize = INDEX_BITS as usize;
 
-/// The index that all further descriptors of an rsocket share once the lower ones are taken.
+/// The index that all further descriptors of an rsocket share once the lower indices are taken.
 const LAST_INDEX: u32 = 63 - INDEX_BITS;
 
 /// Sets the reference count of `rsocket` to one: librdmacm has just returned this descriptor, or
-/// has failed to close it. `index` is the index of the program's descriptor that refers to it.
-/// Fails with `ENOMEM`.
+/// has failed to close `rsocket`. `index` is the index of the program's descriptor that refers to
+/// `rsocket`. Fails with `ENOMEM`.
 pub fn first(rsocket: c_int, index: u32) -> Result<(), c_int> {
     REFERENCES.get_or_grow(rsocket)?.store(1 | 1 << (INDEX_BITS + index), Ordering::Release);
     Ok(())
 }
 
 /// Adds a reference to `rsocket`. Returns false if the last reference is gone, or if there are too
-/// many. Returns true for -1: entries without a handle need no references.
+/// many references. Returns true for -1: entries without a handle need no references.
 pub fn hold(rsocket: c_int) -> bool {
     let Some(count) = REFERENCES.get(rsocket) else { return rsocket < 0 };
     let more = |now: u64| match now as u32 {
@@ -295,15 +300,16 @@ pub fn hold(rsocket: c_int) -> bool {
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
 }
 
-/// Drops a reference. Returns whether it was the last one: the caller then has to close `rsocket`.
+/// Drops a reference. Returns true if it was the last reference: the caller must then close
+/// `rsocket`.
 pub fn drop(rsocket: c_int) -> bool {
     let Some(count) = REFERENCES.get(rsocket) else { return false };
     let less = |now: u64| if now as u32 == 0 { None } else { Some(now - 1) };
     count.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok_and(|before| before as u32 == 1)
 }
 
-/// Takes the lowest free index for another descriptor of `rsocket`, and returns it. By the index,
-/// epoll instances tell the descriptors of one rsocket apart, as the kernel does with the
+/// Takes and returns the lowest free index, for another descriptor of `rsocket`. Epoll instances
+/// use the index to distinguish the descriptors of one rsocket, as the kernel distinguishes the
 /// descriptors of one file.
 pub fn index_of(rsocket: c_int) -> u32 {
     let Some(word) = REFERENCES.get(rsocket) else { return 0 };
@@ -312,7 +318,8 @@ pub fn index_of(rsocket: c_int) -> u32 {
     word.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).map_or(0, lowest)
 }
 
-/// Frees the index of a descriptor that no longer stands for `rsocket`.
+/// Frees the index of a descriptor that no longer stands for `rsocket`, except the shared
+/// `LAST_INDEX`.
 pub fn leave_index(rsocket: c_int, index: u32) {
     if let (Some(word), 0..LAST_INDEX) = (REFERENCES.get(rsocket), index) {
         word.fetch_and(!(1 << (INDEX_BITS + index)), Ordering::AcqRel);

@@ -1,5 +1,5 @@
-//! TCP sockets of the kernel that may become rsockets: what has arrived on one, its options and its
-//! identity. Also how the rsocket is created and bound, with the errno values of TCP.
+//! Kernel TCP sockets that may become rsockets: their received data, options and identity. Also
+//! creates and binds the rsockets, with the errno values of TCP.
 
 use core::ffi::c_int;
 
@@ -12,18 +12,19 @@ use crate::process::{Deadline, milliseconds};
 use crate::sockets::{SockAddr, kernel, rdma};
 use crate::{errno, next_symbol, rsocket, rsocket_abi};
 
-/// Reads up to `bytes.len()` bytes without consuming them. Returns their number, or the errno of
-/// recv(2).
+/// Reads up to `bytes.len()` bytes without consuming them. Returns the number of bytes, or the
+/// errno of recv(2).
 pub fn peek(tcp: c_int, bytes: &mut [u8], flags: c_int) -> Result<usize, c_int> {
     kernel::receive(tcp, bytes, flags | libc::MSG_PEEK)
 }
 
-/// Whether nothing has come from the peer so far: no data, no end, no error.
+/// Whether nothing has come from the peer so far: no data, no end of the data, no error.
 pub fn is_silent(tcp: c_int) -> bool {
     peek(tcp, &mut [0], libc::MSG_DONTWAIT) == Err(EAGAIN)
 }
 
-/// Calls poll(2) until `end`, for TCP sockets and rsockets. Returns whether one is ready.
+/// Polls TCP sockets and rsockets until `end`. Returns true if a socket is ready, false after a
+/// time-out or an error.
 pub fn poll(fds: &mut [libc::pollfd], end: &Deadline) -> bool {
     loop {
         let count = rdma::poll(fds, end.left());
@@ -66,7 +67,7 @@ pub fn family(fd: c_int) -> Option<c_int> {
     int(fd, SOL_SOCKET, libc::SO_DOMAIN)
 }
 
-/// Makes the kernel probe the peer after it was silent for this many seconds.
+/// Makes the kernel probe the peer after the peer was silent for `seconds` seconds.
 pub fn keep_alive(fd: c_int, seconds: c_int) {
     let _ = kernel::set(fd, (IPPROTO_TCP, libc::TCP_KEEPIDLE), &seconds);
     let _ = kernel::set(fd, (SOL_SOCKET, libc::SO_KEEPALIVE), &1);
@@ -90,7 +91,8 @@ pub fn identity(fd: c_int) -> Option<u64> {
 // The rsocket that takes the place of a TCP socket.
 
 /// Creates an rsocket of the address's family and passes it to `use_it`. Returns the rsocket, or
-/// `None` with `errno` if that fails or `use_it` returns false; the rsocket is then closed.
+/// `None` with `errno` if the creation fails or `use_it` returns false. In the latter case, closes
+/// the rsocket.
 pub fn make_rsocket(name: &SockAddr, use_it: impl FnOnce(c_int) -> bool) -> Option<c_int> {
     let rsocket = rsocket::create(name.family(), SOCK_STREAM, 0);
     if rsocket < 0 {
@@ -115,7 +117,7 @@ fn copy_option(tcp: c_int, rsocket: c_int, option: (c_int, c_int)) {
     }
 }
 
-/// Copies O_NONBLOCK and the options that an rsocket accepts after it is connected, too.
+/// Copies O_NONBLOCK, and the options that an rsocket accepts even after it is connected.
 pub fn copy_connected_options(tcp: c_int, rsocket: c_int) {
     const ALWAYS: [(c_int, c_int); 3] =
         [(IPPROTO_TCP, libc::TCP_NODELAY), (SOL_SOCKET, libc::SO_RCVTIMEO), (SOL_SOCKET, libc::SO_SNDTIMEO)];
@@ -134,14 +136,14 @@ pub fn copy_connected_options(tcp: c_int, rsocket: c_int) {
     rdma::fcntl(rsocket, F_SETFL, if flags < 0 { 0 } else { flags & O_NONBLOCK });
 }
 
-// Binding rsockets: with the errno values of TCP, and beside TCP.
+// Binding rsockets with the errno values of TCP, and listening at a port together with TCP.
 
-/// Binds an rsocket. Returns whether it succeeded; sets `errno` otherwise.
+/// Binds an rsocket. Returns true on success, or false with `errno`.
 pub fn bind(rsocket: c_int, at: &SockAddr) -> bool {
     like_tcp(rdma::bind(rsocket, at), || Some(*at)) == 0
 }
 
-/// Returns `result`, that of binding an rsocket to `name`, with the errno of TCP.
+/// Returns `result`, the result of binding an rsocket to `name`, with the errno of TCP.
 ///
 /// If the port is in use, and either address is a wildcard, the kernel's RDMA CM fails with
 /// EADDRNOTAVAIL, as it does for an address of another host. Programs expect EADDRINUSE.
@@ -152,7 +154,7 @@ pub fn like_tcp(result: c_int, name: impl FnOnce() -> Option<SockAddr>) -> c_int
     result
 }
 
-/// Whether an address belongs to this host. A bind(2) would not tell: with IP_FREEBIND or
+/// Whether an address belongs to this host. bind(2) cannot tell: with IP_FREEBIND or
 /// ip_nonlocal_bind it accepts the addresses of other hosts.
 fn is_local(name: &SockAddr) -> bool {
     let mut is_local = name.address().is_unspecified() || name.address().is_loopback();
@@ -185,9 +187,9 @@ pub fn each_local(mut call: impl FnMut(SockAddr)) {
 
 /// Whether rsockets can listen at a port on which TCP listens, at the local address `own`.
 ///
-/// They cannot without RDMA, nor with soft-iWARP, whose listeners are kernel TCP sockets and
-/// conflict with the program's. Both ends of a connection test this, each with a TCP listener of
-/// the library, so neither end waits for a peer that cannot use RDMA.
+/// Rsockets cannot listen there without RDMA, nor with soft-iWARP, whose listeners are kernel TCP
+/// sockets and conflict with the program's. Both ends of a connection test this, each with a TCP
+/// listener of the library, so neither end waits for a peer that cannot use RDMA.
 pub fn shares_port(own: &SockAddr) -> bool {
     let tcp = next_symbol::socket(own.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
     if tcp < 0 {

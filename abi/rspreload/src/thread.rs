@@ -11,8 +11,8 @@ pub use base::sleep::with_cleanup;
 
 use crate::errno;
 
-/// Disables cancellation of the thread until the guard is dropped: what a cancelled thread has
-/// locked would stay locked.
+/// Disables cancellation of the thread until the guard is dropped: locks that a cancelled thread
+/// holds would stay locked.
 pub struct CancelDisabled {
     before: c_int,
 }
@@ -46,19 +46,19 @@ impl Drop for CancelDisabled {
     }
 }
 
-/// Runs `call` with cancellation disabled, except in [`CancelDisabled::allow`]. A signal handler
-/// may leave `call` by longjmp(3): this restores the program's setting, too.
+/// Runs `call` with cancellation disabled, except in [`CancelDisabled::allow`]. The program's
+/// setting is also restored if a signal handler leaves `call` by longjmp(3).
 pub fn without_cancel<T>(call: impl FnOnce(&CancelDisabled) -> T) -> T {
     let cancel = CancelDisabled::new();
     with_cleanup(|| restore_state(cancel.before), || call(&cancel))
 }
 
 /// Blocks all signals of the thread, and disables cancellation, until the guard is dropped: a
-/// signal handler might need what the thread has locked.
+/// signal handler might need a lock that the thread holds.
 pub struct SignalsBlocked {
     before: libc::sigset_t,
-    /// Dropped before the signal mask is restored: a handler that runs then may leave by
-    /// longjmp(3), and cancellation would stay disabled.
+    /// Dropped before the signal mask is restored: a handler that runs once the mask is restored
+    /// may leave by longjmp(3), and cancellation would stay disabled.
     cancel: Option<CancelDisabled>,
 }
 
@@ -83,13 +83,13 @@ impl Drop for SignalsBlocked {
 }
 
 /// Sleeps while the word is `value`, for at most `seconds` (0: no limit). A wake-up or a signal may
-/// end the sleep early. Returns false if the time is over.
+/// end the sleep early. Returns false after a time-out.
 pub fn sleep_while(word: &AtomicU32, value: u32, seconds: i64) -> bool {
     let limit = libc::timespec { tv_sec: seconds, tv_nsec: 0 };
     futex_wait(word.as_ptr(), value, (seconds != 0).then_some(&limit)) == 0 || errno::get() != libc::ETIMEDOUT
 }
 
-/// Wakes all threads that sleep at a word.
+/// Wakes all threads that sleep on a word.
 pub fn wake_all(word: &AtomicU32) {
     futex_wake(word.as_ptr(), i32::MAX);
 }
@@ -102,7 +102,7 @@ const AWAITED: u32 = 2;
 /// A lock that is held with all signals blocked, so that signal handlers may take it, too.
 pub struct Lock(AtomicU32);
 
-/// A [`Lock`] that is held until this is dropped.
+/// A guard that holds a [`Lock`] until the guard is dropped.
 pub struct Held<'a> {
     lock: &'a Lock,
     _signals: SignalsBlocked,
@@ -141,7 +141,7 @@ impl Drop for Held<'_> {
 }
 
 /// Starts a detached thread with all signals blocked, so that the program's signal handlers run in
-/// its own threads only. Returns false if the thread cannot be created.
+/// the program's threads only. Returns false if the thread cannot be created.
 pub fn start(run: extern "C" fn(*mut c_void) -> *mut c_void) -> bool {
     let _inherited = SignalsBlocked::new();
     let mut thread = 0;

@@ -1,5 +1,6 @@
-//! A descriptor changes into another kind of socket: the lock under which its table entry and its
-//! epoll memberships change together, the wait for the thread that decides, and the change itself.
+//! The change of a descriptor into another kind of socket: the lock under which its table entry and
+//! its epoll memberships change together, the wait for another thread's decision, and the change
+//! itself.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
@@ -11,12 +12,12 @@ use crate::table::{self, Entry, Kind};
 use crate::thread::{Held, Lock, sleep_while, wake_all};
 use crate::{errno, tcp};
 
-/// The descriptor that is changing; -1 if there is none.
+/// The descriptor that is changing; -1 if no descriptor is changing.
 static MOVING: AtomicI32 = AtomicI32::new(-1);
 
 static LOCK: Lock = Lock::new();
 
-/// The lock, held while a descriptor changes.
+/// A guard that holds the lock while a descriptor changes.
 pub struct Moving {
     _held: Held<'static>,
 }
@@ -42,7 +43,8 @@ impl Drop for Moving {
     }
 }
 
-/// Waits while `fd` is changing. Returns whether it was, so that its entry may be a new one.
+/// Waits while `fd` is changing. Returns true if `fd` was changing: its table entry may be
+/// different now.
 pub fn wait_for_move(fd: c_int) -> bool {
     let moves = MOVING.load(Ordering::SeqCst) == fd;
     if moves {
@@ -51,11 +53,11 @@ pub fn wait_for_move(fd: c_int) -> bool {
     moves
 }
 
-/// How long a thread waits for another thread's decision, in seconds: longer than any decision
-/// takes. In a child of fork(2) the other thread may exist in the parent only.
+/// Limit of a wait for another thread's decision, in seconds: longer than any decision takes. In a
+/// child of fork(2) the other thread may exist in the parent only.
 const DECISION_TIMEOUT: i64 = 60;
 
-/// Number of decisions so far. Threads wait for it as a futex.
+/// Number of decisions so far: the futex on which threads wait for a decision.
 static DECISIONS: AtomicU32 = AtomicU32::new(0);
 
 /// Waits until `fd` has an entry other than `entry`. Returns false if a wait times out.
@@ -71,26 +73,26 @@ pub fn wait_for_change(fd: c_int, entry: Entry) -> bool {
     }
 }
 
-/// Wakes the threads that wait for a decision.
+/// Counts a decision, and wakes the threads that wait for it.
 pub fn announce() {
     DECISIONS.fetch_add(1, Ordering::SeqCst);
     wake_all(&DECISIONS);
 }
 
-/// Where a call on a socket goes. `Some`: to librdmacm, for this rsocket. `None`: to the next
-/// definition of the call's name. `Err`: nowhere, the call fails with this errno.
+/// Where a call on a socket goes. `Ok(Some)`: to librdmacm, with this rsocket. `Ok(None)`: to the
+/// next definition of the call's name. `Err`: the call fails with this errno.
 pub type Target = Result<Option<c_int>, c_int>;
 
-/// What a call is about to do with a socket that is not decided yet.
+/// What a call is about to do with a socket whose kind may not be decided yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Intent {
-    /// Sends: must not wait without a limit for a message from the peer.
+    /// Sends. The decision must not wait without a limit for a message from the peer.
     Send,
-    /// Sends what there is space for (MSG_DONTWAIT).
+    /// Sends as much as there is space for (MSG_DONTWAIT).
     SendNow,
     /// Shuts down. Otherwise like [`Intent::Send`].
     Shutdown,
-    /// Receives: may wait as long as the receiving call would.
+    /// Receives. The decision may wait as long as the receiving call would.
     Receive,
     /// Receives what is available (MSG_DONTWAIT).
     ReceiveNow,
@@ -102,7 +104,7 @@ impl Intent {
         !matches!(self, Intent::ReceiveNow | Intent::SendNow)
     }
 
-    /// Whether the call sends, or ends sending.
+    /// Whether the call sends data, or shuts the socket down.
     pub fn sends(self) -> bool {
         matches!(self, Intent::Send | Intent::SendNow | Intent::Shutdown)
     }
@@ -110,14 +112,14 @@ impl Intent {
 
 // Entries of automatic mode in the table.
 
-/// Bit in the flags of an entry: an rsocket of automatic mode.
+/// Bit in the flags of an entry: the entry is that of an rsocket of automatic mode.
 pub const AUTO: u32 = 1;
 
 /// Bit in the flags of an entry: the program's socket is IPv6, and its rsocket is IPv4.
 pub const MAPPED: u32 = AUTO << 1;
 
-/// Whether an entry is that of an rsocket of automatic mode, where every placeholder is a TCP
-/// socket.
+/// Whether an entry is that of an rsocket of automatic mode. The placeholders of such rsockets are
+/// TCP sockets.
 pub fn is_auto(entry: Entry) -> bool {
     entry.kind == Kind::Socket && entry.flags & AUTO != 0
 }
@@ -129,9 +131,9 @@ pub fn is_entry_of(rsocket: c_int, entry: Entry) -> bool {
 
 // The result of an attempt: the descriptor becomes an rsocket, or TCP is connected.
 
-/// Makes the descriptor stand for the connected rsocket `rsocket`, with the options of the TCP
-/// socket, if its entry is `before`. `copy` is the descriptor or a duplicate of it, `flags` is
-/// [`AUTO`] or 0. Returns false without memory, or if the entry is another one.
+/// Makes `fd` stand for the connected rsocket `rsocket`, with the options of the TCP socket, if the
+/// entry of `fd` is `before`. `copy` is `fd` or a duplicate of it, `flags` is [`AUTO`] or 0.
+/// Returns false if there is no memory, or if the entry has changed.
 pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, rsocket: c_int, flags: u32) -> bool {
     // This copies O_NONBLOCK, too.
     tcp::copy_connected_options(copy, rsocket);
@@ -148,7 +150,7 @@ pub fn become_rsocket(fd: c_int, copy: c_int, before: Option<Entry>, rsocket: c_
     done
 }
 
-/// Starts to connect the TCP socket without waiting; the program waits for it.
+/// Starts to connect the TCP socket `copy`, without waiting: the program waits for the connection.
 pub fn connect_tcp(copy: c_int, to: &SockAddr) {
     let family = tcp::family(copy).unwrap_or(AF_INET);
     let to = to.in_family(family);

@@ -15,8 +15,9 @@ use crate::table::{self, Kind};
 use crate::transition::{self, Intent};
 use crate::{auto, errno, next_symbol, rsocket_abi, tcp};
 
-/// `name by rname, intent, (arguments after the descriptor) -> result, what the call has to move,
-/// before a check that may fail with an errno`: calls that decide what a socket of fork mode is.
+/// Defines calls that decide what a pending socket of fork mode becomes: `name by rname, intent,
+/// (arguments after the descriptor) -> result, what the call was asked to move, before a check that
+/// may fail with an errno`.
 macro_rules! forward_data {
     ($($name:ident by $to:ident, $intent:expr, ($($arg:ident: $type:ty),*) -> $result:ty, $asked:expr
         $(, before $before:expr)?;)*) => {$(exports! {
@@ -128,7 +129,7 @@ exports! {
     }
 }
 
-/// `name by rname, whether it returns the peer's address`: calls that return an address.
+/// Defines calls that return an address: `name by rname, whether it is the peer's address`.
 macro_rules! forward_name {
     ($($name:ident by $to:ident, $is_peer:expr;)*) => {$(exports! {
         #[doc = concat!(stringify!($name), "(2).")]
@@ -194,7 +195,7 @@ forward_data! {
 }
 
 // The rest of a blocking call on an rsocket whose descriptor became a kernel TCP socket while the
-// call slept. The rsocket no longer blocks then, so the call has returned early.
+// call slept. The rsocket was made non-blocking, so the call has returned early.
 
 /// What a call was asked to move, and how.
 #[derive(Clone, Copy)]
@@ -204,7 +205,7 @@ struct Asked<'a> {
     sends: bool,
 }
 
-/// For a call that is never continued after it has moved some bytes.
+/// The value for a call that is never continued after it has moved some bytes.
 const NOTHING: Asked<'_> = Asked { buffers: &[], flags: 0, sends: false };
 
 /// Returns a list with one buffer.
@@ -212,7 +213,7 @@ fn one(start: *const c_void, len: usize) -> [iovec; 1] {
     [iovec { iov_base: start.cast_mut(), iov_len: len }]
 }
 
-/// Returns the buffers of a call as a slice; an empty one for NULL.
+/// Returns the buffers of a call as a slice; an empty slice for NULL.
 ///
 /// # Safety
 /// `list` is NULL, or has `count` buffers during `'a`.
@@ -221,7 +222,7 @@ unsafe fn list<'a>(list: *const iovec, count: usize) -> &'a [iovec] {
     unsafe { if list.is_null() { &[] } else { slice::from_raw_parts(list, count) } }
 }
 
-/// Returns the buffers of a message; none for NULL.
+/// Returns the buffers of a message; an empty slice for NULL.
 ///
 /// # Safety
 /// `message` is NULL, or it and its list of buffers are readable during `'a`.
@@ -240,9 +241,10 @@ impl Asked<'_> {
     }
 }
 
-/// Returns the result of an rsocket call, `done`. If the library has started to forward the data
-/// meanwhile, the rsocket no longer blocks and the descriptor is a kernel socket: then a failed
-/// call is repeated with `again`, and one that should have moved more continues.
+/// Returns the final result of an rsocket call that has returned `done`. If the library has started
+/// to forward the data meanwhile, the rsocket is non-blocking and the descriptor is a kernel
+/// socket: a call that failed with `EAGAIN` is repeated with `again`, and a call that should have
+/// moved more bytes is continued.
 ///
 /// # Safety
 /// The buffers are readable if the call sends, and otherwise writable.
@@ -270,7 +272,8 @@ fn has_moved(fd: c_int, asked: Asked<'_>) -> bool {
     errno::get() == libc::EAGAIN && matches!(Fd::of(fd), Fd::Tracked(_))
 }
 
-/// Continues a call that has moved `done` bytes, on the kernel socket. Returns the bytes in total.
+/// Continues a call that has moved `done` bytes, on the kernel socket. Returns the total number of
+/// bytes, which is `done` if the kernel's call fails.
 ///
 /// # Safety
 /// The buffers are readable if the call sends, and otherwise writable.

@@ -53,7 +53,8 @@ exports! {
         match Fd::of(fd) {
             Fd::Rsocket(entry) => match accept_from(fd, entry.handle, addr, len, flags) {
                 Ok(new) => new,
-                // TCP's errno for a socket that does not listen. Mode `rdma` keeps the rsocket's.
+                // TCP's errno for a socket that does not listen. Mode `rdma` keeps the errno of
+                // raccept.
                 Err(EBADF) if auto::is_auto(entry) => errno::fail(EINVAL),
                 Err(why) => errno::fail(why),
             },
@@ -83,13 +84,14 @@ exports! {
 }
 
 fn make(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
-    // Open the placeholder first, so that it gets the lowest free descriptor: programs close 0 and
-    // expect the next socket there.
+    // Open the placeholder first, so that it gets the lowest free descriptor: some programs close
+    // descriptor 0 and expect the next socket there.
     let fd = fds::open_placeholder(kind & FLAGS)?;
     adopt(fd, rsocket::create(domain, kind, protocol))
 }
 
-/// Stores the entry of a new TCP socket of fork mode. `fd` is the kernel's result, and is returned.
+/// Stores the entry of a new TCP socket of fork mode. `fd` is the kernel's result. Returns `fd`, or
+/// -1 with `errno`.
 fn enter_pending(fd: c_int, entry: Entry) -> c_int {
     if fd < 0 {
         return fd;
@@ -102,8 +104,9 @@ fn enter_pending(fd: c_int, entry: Entry) -> c_int {
     members::begin(fd)
 }
 
-/// Makes the placeholder `fd` stand for `rsocket`, the result of a call of librdmacm. If that call
-/// or this function fails, both are closed.
+/// Makes the placeholder `fd` stand for `rsocket`, the result of a call of librdmacm. Returns `fd`.
+/// If the call of librdmacm or this function fails, closes `fd` and `rsocket`, and returns the
+/// errno.
 fn adopt(fd: c_int, rsocket: c_int) -> Result<c_int, c_int> {
     let made = if rsocket < 0 { Err(errno::get()) } else { Ok(()) };
     let prepared = made.and_then(|()| table::prepare(fd)).and_then(|()| table::first(rsocket, 0));
@@ -130,18 +133,18 @@ unsafe fn accept_from(
     if flags & !FLAGS != 0 {
         return Err(EINVAL);
     }
-    // Open the descriptor first, as the kernel does: without one, no connection is taken from the
-    // queue.
+    // Open the descriptor first, as the kernel does: without a free descriptor, no connection is
+    // taken from the queue.
     let new = fds::open_placeholder(flags)?;
     rsocket::sync_nonblock(fd, rsocket);
-    // If the thread is cancelled, close the placeholder: the program does not know it yet.
+    // If the thread is cancelled, close the placeholder, which the program does not know yet.
     let close_placeholder = || {
         next_symbol::close(new);
     };
     // SAFETY: `addr` and `len` are valid for accept4(2): guaranteed by the caller.
     let taken = with_cleanup(close_placeholder, || unsafe { rsocket_abi::raccept(rsocket, addr, len) });
     if taken >= 0 {
-        // An accepted rsocket inherits its listener's flags; a socket on Linux does not.
+        // An accepted rsocket inherits its listener's flags; a kernel socket does not.
         let status = if flags & SOCK_NONBLOCK != 0 { O_NONBLOCK } else { 0 };
         rdma::fcntl(taken, F_SETFL, status);
     }
@@ -151,14 +154,14 @@ unsafe fn accept_from(
 // close.
 
 exports! {
-    /// close(2). An rsocket is closed before its placeholder: otherwise another thread could get
-    /// the descriptor meanwhile, and lose its entry.
+    /// close(2). An rsocket is closed before its placeholder: otherwise another thread could reuse
+    /// the descriptor meanwhile, and its new entry would be lost.
     safe fn close(fd: c_int) -> c_int {
         if table::any() && table::get(fd).is_some() { close_known(fd) } else { close_unknown(fd) }
     }
 }
 
-/// close(2) of a descriptor without an entry: a kernel descriptor or one of the library.
+/// close(2) of a descriptor without an entry. Fails with `EBADF` for a descriptor of the library.
 #[inline(always)]
 fn close_unknown(fd: c_int) -> c_int {
     if table::any() && fds::is_library(fd) {
@@ -179,14 +182,15 @@ fn close_known(fd: c_int) -> c_int {
         if entry.handle == table::CLOSING {
             return errno::fail(EBADF);
         }
-        // Not cancelled: otherwise the thread could end before the placeholder is closed.
+        // Disable cancellation: otherwise the thread could end before the placeholder is closed.
         if let Some(result) = without_cancel(|_| close_entry(fd, entry)) {
             return result;
         }
     }
 }
 
-/// Closes a descriptor whose entry is `entry`. Returns `None` if the entry has changed.
+/// Closes a descriptor whose entry is `entry`. Returns the result of close(2), or `None` if the
+/// entry has changed.
 fn close_entry(fd: c_int, entry: Entry) -> Option<c_int> {
     // While an rsocket is closed, which takes time, calls on the descriptor must not reach the
     // placeholder.
@@ -195,7 +199,8 @@ fn close_entry(fd: c_int, entry: Entry) -> Option<c_int> {
         let released = fds::release(entry);
         let why = errno::get();
         if released < 0 && why == EAGAIN {
-            // This is a signal handler that has interrupted another call: the rsocket stays open.
+            // A signal handler that has interrupted another call cannot close the rsocket, which
+            // stays open.
             let _ = table::first(entry.handle, entry.index());
             table::replace(fd, meanwhile, Some(entry));
             return errno::fail(why);
@@ -205,7 +210,8 @@ fn close_entry(fd: c_int, entry: Entry) -> Option<c_int> {
     })
 }
 
-/// Closes a placeholder whose entry is `meanwhile`, unless dup2(2) has put another file there.
+/// Closes `fd`, whose entry is `meanwhile`. Returns 0 without closing `fd` if dup2(2) has put
+/// another file there.
 fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
     if meanwhile.is_some() && !table::replace(fd, meanwhile, None) {
         return 0;
@@ -216,10 +222,9 @@ fn close_placeholder(fd: c_int, meanwhile: Option<Entry>) -> c_int {
 
 // dup, dup2, fcntl.
 //
-// The copy of a placeholder is a placeholder. The kernel chooses the descriptor, closes what was
-// there,
-// and keeps the descriptor flags. The table gets an entry for the same rsocket, whose reference
-// count goes up.
+// The copy of a placeholder is a placeholder. The kernel chooses the new descriptor, closes the
+// file that was there, and keeps the descriptor flags. The table gets an entry for the same
+// rsocket, whose reference count goes up.
 
 exports! {
     /// dup(2).
@@ -254,7 +259,8 @@ exports! {
     }
 }
 
-/// Copies a descriptor whose entry is `entry`. `next` creates the kernel's copy, which is returned.
+/// Copies a descriptor whose entry is `entry`. Returns the kernel's copy, which `next` creates, or
+/// -1 with `errno`.
 fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     if process::is_guest() {
         let copy = next();
@@ -286,9 +292,9 @@ fn copy_entry(fd: c_int, entry: Entry, next: impl FnOnce() -> c_int) -> c_int {
     new
 }
 
-/// For a copy of `fd`, adds a reference to what is behind it. `entry` is the entry that was read
-/// before. Returns the copy's entry, or `None` if `fd` has no entry any more. Fails with `EBADF` if
-/// the rsocket is being closed.
+/// Adds a reference to the object behind `fd`, for a copy of `fd`. `entry` is the entry that the
+/// caller has read. Returns the copy's entry, or `None` if `fd` has no entry any more. Fails with
+/// `EBADF` if the rsocket is being closed.
 fn hold_current(fd: c_int, mut entry: Entry) -> Result<Option<Entry>, c_int> {
     loop {
         if entry.kind == Kind::Connecting {
@@ -299,7 +305,7 @@ fn hold_current(fd: c_int, mut entry: Entry) -> Result<Option<Entry>, c_int> {
             return Ok(Some(copy));
         }
         let Some(now) = table::get(fd) else { return Ok(None) };
-        // An unchanged entry without a reference is being closed. A changed one is tried again.
+        // If the entry is unchanged, the descriptor is being closed. Otherwise try again.
         if now == entry && entry.kind != Kind::Connecting {
             return Err(EBADF);
         }
@@ -309,12 +315,12 @@ fn hold_current(fd: c_int, mut entry: Entry) -> Result<Option<Entry>, c_int> {
 
 fn copy_to(old: c_int, new: c_int) -> c_int {
     if fds::current_entry(new).is_none() && fds::is_library(new) {
-        // The kernel's error for a descriptor that is being opened.
+        // The kernel fails with this errno if `new` is being opened.
         return errno::fail(EBUSY);
     }
     if process::is_guest() {
-        // A child of vfork(2) has descriptors of its own, but its parent's memory: what it opens
-        // must not get an entry there.
+        // A child of vfork(2) has descriptors of its own, but its parent's memory: its new
+        // descriptors must not get entries in the parent's table.
         if let Some(source) = table::get(old) {
             auto::execute_with(source);
             auto::guest_copies(old, source);
@@ -323,7 +329,8 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     }
     let is_rsocket = |entry: Entry| entry.kind == Kind::Connecting || auto::is_auto(entry);
     if new <= libc::STDERR_FILENO && table::get(old).is_some_and(is_rsocket) {
-        // stdio makes calls that are not intercepted. Without memory it gets an unconnected socket.
+        // stdio's system calls are not intercepted. If the connection cannot be forwarded, stdio
+        // gets an unconnected socket.
         let _ = auto::outside::leave_to_kernel(old);
     }
     let copy = match fds::current_entry(old).map_or(Ok(None), |source| prepare_copy(old, source, new)) {
@@ -346,7 +353,8 @@ fn copy_to(old: c_int, new: c_int) -> c_int {
     result
 }
 
-/// Returns the entry for the copy `new`, `None` if it needs none. Fails with an errno.
+/// Returns the entry for the copy `new`, or `None` if `old` has no entry any more. Fails with an
+/// errno.
 fn prepare_copy(old: c_int, source: Entry, new: c_int) -> Result<Option<Entry>, c_int> {
     // A child that copies a connection usually executes a program next. Forward the data from now
     // on, because a program that only reads would not start the forwarding.
@@ -396,13 +404,13 @@ fn control(fd: c_int, cmd: c_int, arg: usize, next: impl FnOnce() -> c_int) -> c
     }
 }
 
-/// Sets the flags of an rsocket, and O_NONBLOCK of its placeholder.
+/// Sets the flags of an rsocket, and O_NONBLOCK of its placeholder. Returns 0, or -1 with `errno`.
 fn set_flags(fd: c_int, rsocket: c_int, flags: c_int) -> c_int {
     let result = rdma::fcntl(rsocket, F_SETFL, flags);
     if result >= 0 {
         errno::keeping(|| kernel::fcntl(fd, F_SETFL, flags & O_NONBLOCK));
         // Another thread may have read the placeholder's flags before this change and set the
-        // rsocket's after it.
+        // rsocket's flags after it.
         rsocket::sync_nonblock(fd, rsocket);
     }
     result

@@ -15,12 +15,12 @@ use crate::sockets::{kernel, rdma};
 use crate::table::{self, Kind};
 use crate::{auto, epoll, errno, fds, fork, memory, next_symbol, transition};
 
-// poll: with an rsocket, librdmacm's rpoll, which takes all descriptors.
+// poll: if the list contains an rsocket, librdmacm's rpoll waits for all descriptors.
 
 exports! {
     /// poll(2).
     fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-        // The kernel rejects an invalid list.
+        // Pass an invalid list to the kernel, which rejects it.
         if !table::any() || fds.is_null() || count > c_int::MAX as nfds_t {
             return next_symbol::poll(fds, count, timeout);
         }
@@ -38,8 +38,8 @@ pub fn poll_list(list: &mut [pollfd], timeout: c_int) -> c_int {
     kernel::poll(list, timeout)
 }
 
-/// Whether one of the descriptors is or may become an rsocket. For forwarded connections, tells the
-/// process that forwards that they are used.
+/// Whether one of the descriptors is or may become an rsocket. Reports the use of forwarded
+/// connections to the process that forwards the data.
 fn are_concerned(fds: impl Iterator<Item = c_int>) -> bool {
     fds.fold(false, |any, fd| match Fd::of(fd) {
         Fd::Rsocket(_) | Fd::Pending(_) | Fd::Connecting(_) => true,
@@ -51,14 +51,15 @@ fn are_concerned(fds: impl Iterator<Item = c_int>) -> bool {
     })
 }
 
-/// Returns what librdmacm has to poll for `fd`. Decides what a pending socket is, if possible.
+/// Returns the descriptor and events that librdmacm has to poll for `fd`. Decides what a pending
+/// socket becomes, if this is possible without waiting.
 fn asked(fd: &pollfd) -> pollfd {
     let polled_fd = loop {
         break match Fd::of(fd.fd) {
             Fd::Rsocket(entry) => entry.handle,
             Fd::Pending(entry) => fork::resolve_for_poll(fd.fd, entry).unwrap_or(fd.fd),
             Fd::Connecting(entry) => match auto::connect::done(entry) {
-                // The entry is out of date: its attempt has ended, and the slot was reused.
+                // The entry is out of date, because its attempt has ended: read the entry again.
                 -1 => continue,
                 done => return pollfd { fd: done, events: POLLIN, revents: 0 },
             },
@@ -68,7 +69,8 @@ fn asked(fd: &pollfd) -> pollfd {
     pollfd { fd: polled_fd, events: fd.events, revents: 0 }
 }
 
-/// Whether `fd`, for which `polled_fd` was polled and is ready, has become another kind of socket.
+/// Whether `fd` has become another kind of socket since `polled_fd` was polled for it. `revents`
+/// are the events of `polled_fd`.
 fn has_changed(fd: c_int, polled_fd: c_int, revents: c_short) -> bool {
     match Fd::of(fd) {
         Fd::Rsocket(entry) => polled_fd != entry.handle,
@@ -81,7 +83,8 @@ fn has_changed(fd: c_int, polled_fd: c_int, revents: c_short) -> bool {
 }
 
 /// Polls the descriptors in `list` with librdmacm. `polled` is as long as `list`, and is filled
-/// with what librdmacm has to poll for them ([`asked`]).
+/// with the descriptors and events that librdmacm has to poll ([`asked`]). Returns the number of
+/// ready descriptors, or -1.
 fn poll_both(list: &mut [pollfd], polled: &mut [pollfd], timeout: c_int) -> c_int {
     let deadline = Deadline::after(timeout);
     let mut left = timeout;
@@ -104,7 +107,7 @@ fn poll_both(list: &mut [pollfd], polled: &mut [pollfd], timeout: c_int) -> c_in
     }
 }
 
-// select: poll(2) if there is an rsocket in the sets, with the kernel's events for each set
+// select: if the sets contain an rsocket, poll(2) with the events that the kernel uses for each set
 // (fs/select.c).
 
 /// Sets of descriptors are arrays of these words (`__fd_mask` of sys/select.h).
@@ -112,7 +115,7 @@ type Word = c_ulong;
 const BITS: usize = Word::BITS as usize;
 
 exports! {
-    /// select(2). With rsockets, it waits for whole milliseconds.
+    /// select(2). With rsockets, the time-out is rounded up to milliseconds.
     fn select(
         count: c_int,
         read: *mut fd_set,
@@ -141,7 +144,7 @@ exports! {
     }
 }
 
-/// Returns the count of select(2). One beyond FD_SETSIZE is limited to the program's descriptors.
+/// Returns the count for select(2). Limits a count above FD_SETSIZE to the program's descriptors.
 pub fn programs_limit(count: c_int) -> c_int {
     if count > FD_SETSIZE as c_int && table::any() { fds::programs_count(count) } else { count }
 }
@@ -152,7 +155,8 @@ pub struct Sets<'a> {
     sets: [&'a mut [Word]; 3],
 }
 
-/// For each set: the events to poll for, the events that make it ready, its bit in [`ready_sets`].
+/// For each set: the events to poll for, the events that make a descriptor ready, and the bit of
+/// the set in [`ready_sets`].
 const KINDS: [(c_short, c_short, c_short); 3] = [
     (POLLIN | POLLRDNORM | POLLRDBAND, POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR, 1),
     (POLLOUT | POLLWRNORM | POLLWRBAND, POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR, 2),
@@ -160,8 +164,8 @@ const KINDS: [(c_short, c_short, c_short); 3] = [
 ];
 
 impl<'a> Sets<'a> {
-    /// Returns the sets if a descriptor in them is or may become an rsocket. `None`: the call goes
-    /// to the kernel, also because of a negative count.
+    /// Returns the sets if they contain a descriptor that is or may become an rsocket. Returns
+    /// `None` if the call goes to the kernel, as with a negative count.
     ///
     /// # Safety
     /// The sets are NULL or have `count` bits, which nothing else uses during `'a`.
@@ -191,7 +195,8 @@ impl<'a> Sets<'a> {
     }
 
     /// Waits with `poll` until a descriptor is ready for one of its sets, or `poll` returns 0 or
-    /// -1. Leaves the ready descriptors in the sets. Returns the number of bits set, or -1.
+    /// -1. Leaves the ready descriptors in the sets. Returns the number of bits set, or -1 with
+    /// `errno`.
     pub fn wait(&mut self, mut poll: impl FnMut(&mut [pollfd]) -> c_int) -> c_int {
         let members = self.members().count();
         let waited = memory::with::<pollfd, _>(members, |list| {
@@ -209,7 +214,8 @@ impl<'a> Sets<'a> {
                     fd.revents = ready_sets(fd);
                     ready += fd.revents.count_ones();
                     if fd.revents == 0 {
-                        // The events count for none of its sets, and would be reported again.
+                        // No set of the descriptor counts these events. Poll the descriptor no
+                        // more: poll(2) would report the events again.
                         fd.fd = !fd.fd;
                     }
                 }
@@ -291,10 +297,10 @@ impl Event {
     }
 }
 
-/// epoll_ctl(2) after the table has got its first entry.
+/// epoll_ctl(2) for a process in which [`table::any`] is true.
 pub fn control(epfd: c_int, op: c_int, fd: c_int, event: Event) -> c_int {
     let mut kind = Fd::of(fd);
-    // Wait after `kind` was read: then it is either current, or the wait has noticed the change.
+    // Wait after `kind` was read: `kind` is current, unless the wait has noticed a change.
     if transition::wait_for_move(fd) {
         kind = Fd::of(fd);
     }

@@ -1,6 +1,6 @@
 //! A record of each TCP socket that may become an rsocket: the program's epoll instances of which
-//! it is a member, as epoll_ctl(2) has told. It does not cover what stays in an instance after its
-//! descriptor was closed, because a copy keeps the file open.
+//! the socket is a member, noted when epoll_ctl(2) succeeds. A record ends when its descriptor is
+//! closed, even if a copy keeps the socket open and thus in its instances.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -14,8 +14,9 @@ use crate::{process, sockets};
 /// Maximum number of instances of which a socket can be a member while it becomes an rsocket.
 pub const MAX_INSTANCES: usize = 8;
 
-/// The descriptor of an instance, plus one (0 for none), and the event that the program asked for.
+/// The membership of a socket in an epoll instance, with the event that the program requested.
 struct Member {
+    /// Descriptor of the instance plus one; 0 if the entry is unused.
     epoll: AtomicI32,
     /// `Record::instance` of the instance's descriptor when the socket was added.
     instance: AtomicU32,
@@ -23,16 +24,15 @@ struct Member {
     data: AtomicU64,
 }
 
-/// What is known about a descriptor. Zeros mean no record.
+/// What is known about a descriptor; all zeros if nothing is known.
 struct Record {
-    /// Value of [`GENERATION`] when socket(2) returned the descriptor; 0 if it is not from
-    /// socket(2).
+    /// Value of [`GENERATION`] when the record began ([`begin`]); 0 if there is no record.
     made: AtomicU32,
     /// 1 if the socket is or was a member of more than [`MAX_INSTANCES`] instances.
     more: AtomicU32,
     members: [Member; MAX_INSTANCES],
     /// Odd if the descriptor is an epoll instance to which a recorded socket was added. Changes
-    /// when such a descriptor is reused.
+    /// when such a descriptor is closed or reused.
     instance: AtomicU32,
 }
 
@@ -49,7 +49,7 @@ fn instance(epfd: c_int) -> u32 {
     RECORDS.get(epfd).map_or(0, |record| record.instance.load(SeqCst))
 }
 
-/// Called before fork(2), after which the child shares the sockets that were made before.
+/// Called before fork(2): the child will share all sockets that exist at the fork.
 pub fn begin_generation() {
     GENERATION.fetch_add(1, SeqCst);
 }
@@ -58,8 +58,8 @@ fn record(fd: c_int) -> Option<&'static Record> {
     RECORDS.get(fd).filter(|record| record.made.load(SeqCst) != 0)
 }
 
-/// Begins a record: socket(2) has returned `fd`, or connect(2) with AF_UNSPEC has reset its socket.
-/// Returns `fd`.
+/// Begins a record: socket(2) or accept4(2) has returned `fd`, or connect(2) with AF_UNSPEC has
+/// reset its socket. Returns `fd`.
 pub fn begin(fd: c_int) -> c_int {
     if let Ok(record) = RECORDS.get_or_grow(fd) {
         if record.made.load(SeqCst) != 0 {
@@ -70,7 +70,7 @@ pub fn begin(fd: c_int) -> c_int {
     fd
 }
 
-/// Ends the record of a descriptor that is a new file from now on.
+/// Ends the record of a descriptor that is being closed or that has become a new file.
 #[inline(always)]
 pub fn forget(fd: c_int) {
     if let Some(record) = RECORDS.get(fd)
@@ -80,7 +80,7 @@ pub fn forget(fd: c_int) {
     }
 }
 
-/// Whether it is recorded of which instances the socket is a member.
+/// Whether there is a record of the instances of which the socket is a member.
 pub fn are_known(fd: c_int) -> bool {
     record(fd).is_some()
 }
@@ -96,7 +96,8 @@ pub fn are_too_many(fd: c_int) -> bool {
 }
 
 impl Record {
-    /// Does nothing in a child of vfork(2), which has its own descriptors but its parent's records.
+    /// Ends the record. Does nothing in a child of vfork(2), which has its own descriptors but its
+    /// parent's records.
     #[cold]
     fn forget(&self) {
         if !process::is_guest() {
@@ -111,7 +112,7 @@ impl Record {
         self.members.iter().for_each(|member| member.epoll.store(0, SeqCst));
     }
 
-    /// Returns the entry for the epoll descriptor `epfd`, which may be stale.
+    /// Returns the entry for the epoll descriptor `epfd`. The entry may be stale.
     fn member(&self, epfd: c_int) -> Option<&Member> {
         self.members.iter().find(|member| member.epoll.load(SeqCst) == epfd + 1)
     }
@@ -174,8 +175,8 @@ pub fn leave(fd: c_int) {
     }
 }
 
-/// Makes the descriptor a member of the recorded instances again, as what it is now. Skips an
-/// instance that was closed meanwhile, whose descriptor may be in use again.
+/// Makes the descriptor, which may be an rsocket's now, a member of the recorded instances again.
+/// Skips an instance that was closed meanwhile, because its descriptor may be in use again.
 pub fn join(fd: c_int) {
     for member in record(fd).iter().flat_map(|record| &record.members) {
         let epfd = member.epoll.load(SeqCst) - 1;

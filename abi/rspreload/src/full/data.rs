@@ -17,8 +17,8 @@ use crate::transition::Intent;
 use crate::{auto, calls, errno, tcp};
 
 exports_and_next! {
-    // The names of calls in programs that are compiled with _FORTIFY_SOURCE and know the size of
-    // the buffer. If the buffer is too small, glibc's function aborts the program.
+    // Calls in programs that are compiled with _FORTIFY_SOURCE, with the buffer's size `room`. If
+    // the buffer is too small, glibc's function aborts the program.
 
     /// read(2).
     fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
@@ -120,8 +120,8 @@ exports_and_next! {
         write_formatted(fd, |text| __vasprintf_chk(text, flag, format, list))
     }
 
-    /// splice(2). Between an rsocket and a pipe it copies at most 4 KB per call: it may always move
-    /// less than it was asked for.
+    /// splice(2). Between an rsocket and a pipe, each call moves at most 4 KB: splice may always
+    /// move less than requested.
     fn splice(
         from: c_int,
         from_offset: *mut loff_t,
@@ -144,8 +144,8 @@ exports_and_next! {
         if !from_offset.is_null() || !to_offset.is_null() {
             return errno::fail(ESPIPE);
         }
-        // SPLICE_F_NONBLOCK applies to the pipe only; the rsocket's own O_NONBLOCK decides whether
-        // it blocks.
+        // SPLICE_F_NONBLOCK applies to the pipe only; the rsocket's O_NONBLOCK decides whether the
+        // rsocket blocks.
         let now = flags & SPLICE_F_NONBLOCK != 0;
         if len == 0 {
             0
@@ -160,8 +160,8 @@ exports_and_next! {
 /// The kernel's limit for one call of recvmmsg and sendmmsg.
 const MAX_MESSAGES: c_uint = 1024;
 
-/// Calls `call` for each message until a call fails, returns 0 bytes or reports that it was the
-/// last. Returns the number of messages, or -1 if the first call failed.
+/// Calls `call` for each message until a call fails, moves 0 bytes, or returns false in its second
+/// value. Returns the number of messages, or -1 if the first call failed.
 ///
 /// # Safety
 /// `list` has `count` structures, which no other thread uses meanwhile.
@@ -232,9 +232,9 @@ with_flags! {
     pwritev64v2(off64_t) by writev, sendmsg;
 }
 
-/// Returns the MSG_ flags for the flags of preadv2 and pwritev2, or `None` if readv and writev do
-/// the same. Fails as the kernel does for a TCP socket, which only checks the flags if there is
-/// something to transfer.
+/// Returns the MSG_ flags for the flags of preadv2 and pwritev2, or `None` if readv and writev have
+/// the same effect. Fails as the kernel does for a TCP socket, which only checks the flags if there
+/// is something to transfer.
 ///
 /// # Safety
 /// `list` is NULL or has `count` buffers.
@@ -297,11 +297,12 @@ unsafe fn write_formatted(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_
     if written == len { formatted } else { -1 }
 }
 
-/// Bytes that splice copies at once. A pipe that poll(2) reports as writable takes as many.
+/// Maximum number of bytes that one splice moves. A pipe that poll(2) reports as writable has space
+/// for this many bytes.
 const PIECE: usize = 4096;
 
 /// Called before the kernel moves data over `fd`. If the data is forwarded, the process that has
-/// the rsocket must know that it is used.
+/// the rsocket must know that the connection is used.
 fn before_use(fd: c_int, intent: Intent) {
     if let Fd::Tracked(entry) = Fd::of(fd) {
         auto::before_use(entry, intent);
@@ -309,7 +310,7 @@ fn before_use(fd: c_int, intent: Intent) {
 }
 
 /// Moves bytes from an rsocket to a pipe. The bytes are peeked at, and only consumed when the pipe
-/// has taken them, so none are lost.
+/// has taken them, so no bytes are lost. Returns the number of bytes, or -1 with `errno`.
 fn into_pipe(from: c_int, pipe: c_int, len: usize, now: bool) -> ssize_t {
     let mut buffer = [0; PIECE];
     let have = receive(from, &mut buffer[..len], MSG_PEEK);
@@ -330,7 +331,7 @@ fn receive(fd: c_int, bytes: &mut [u8], flags: c_int) -> ssize_t {
 }
 
 /// Moves bytes from a pipe to an rsocket. What is read from the pipe is sent completely, unless the
-/// connection fails.
+/// connection fails. Returns the number of bytes, or -1 with `errno`.
 fn out_of_pipe(pipe: c_int, to: c_int, len: usize, now: bool) -> ssize_t {
     let mut buffer = [0; PIECE];
     let mut room = [pollfd { fd: to, events: POLLOUT, revents: 0 }];

@@ -27,7 +27,7 @@ exports_and_next! {
         result
     }
 
-    /// close_range(2). Descriptors of the library stay open.
+    /// close_range(2). Without flags, descriptors of the library stay open.
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let known = CLOSE_RANGE_CLOEXEC | CLOSE_RANGE_UNSHARE;
         // Without an rsocket the library has no descriptors to keep. A child of vfork(2) may close
@@ -70,8 +70,8 @@ exports_and_next! {
     }
 
     /// fdopen(3). stdio's system calls are not intercepted. So an rsocket of automatic mode is left
-    /// to the kernel, and its data is forwarded. Another rsocket gets a stream that makes the calls
-    /// of this library, and has no descriptor (fileno(3) fails).
+    /// to the kernel, and its data is forwarded. For any other rsocket, the stream makes the calls
+    /// of this library and has no descriptor (fileno(3) fails).
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         let left = if table::any() { auto::outside::leave_to_kernel(fd) } else { Ok(()) };
         match left {
@@ -103,10 +103,12 @@ exports! {
             auto::outside::loses_cloexec(fd);
         }
         if let (FIONREAD, Fd::Tracked(entry)) = (request, Fd::of(fd)) {
-            // A child that calls nothing else must have its data forwarded, or none would arrive.
+            // The data of a child that makes no other calls must be forwarded, or no data would
+            // arrive.
             auto::before_wait(entry);
         }
-        // Ask the kernel first: it checks the pointer, and answers what does not need the rsocket.
+        // Ask the kernel first: it checks the pointer, and serves the requests that do not need the
+        // rsocket.
         let result = variadic::ioctl(fd, request, arg);
         let (0, Fd::Rsocket(entry)) = (result, Fd::of(fd)) else { return result };
         let option = match request {

@@ -1,9 +1,9 @@
 //! System calls that a program makes by syscall(3). libuv closes descriptors in this way, and so do
 //! Node.js and other programs that use libuv.
 //!
-//! librdmacm uses syscall(3), too, to reach the kernel in any case: for its own descriptors, which
-//! have no entry in the table, and fcntl and writev also for the program's descriptors. So fcntl
-//! and writev go to the kernel here.
+//! librdmacm uses syscall(3), too, for calls that must reach the kernel: on its own descriptors,
+//! which have no entry in the table, and for fcntl and writev also on the program's descriptors. So
+//! `syscall` passes fcntl and writev to the kernel.
 
 use core::ffi::{c_int, c_long, c_uint};
 

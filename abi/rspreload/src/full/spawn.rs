@@ -1,6 +1,7 @@
-//! Calls that execute programs. In posix_spawn, system and popen neither the C library's child nor
-//! the executed program calls this library, and no handlers of fork(2) run, so the connections are
-//! prepared before the call. vfork becomes fork(2) if there are any.
+//! Calls that execute programs. posix_spawn, system and popen run no handlers of fork(2), and the C
+//! library's child does not call this library before it executes the program. So the connections
+//! are prepared before the call. vfork becomes fork(2) if the process has connections of automatic
+//! mode.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -41,8 +42,8 @@ spawns! {
     pidfd_spawnp;
 }
 
-/// Returns the errno value that `call` returns. Before glibc 2.39 there is no pidfd_spawn, and its
-/// next definition returns -1.
+/// Returns the errno value that `call` returns, or `ENOSYS` for -1: before glibc 2.39 there is no
+/// pidfd_spawn, and its next definition returns -1.
 fn spawned(call: impl FnOnce() -> c_int) -> c_int {
     match errno::keeping(call) {
         -1 => libc::ENOSYS,
@@ -52,7 +53,7 @@ fn spawned(call: impl FnOnce() -> c_int) -> c_int {
 
 exports_and_next! {
     /// _Fork(3), which runs no handlers of fork(2). Does what the handlers of this library and of
-    /// librdmacm would do, but does not run the program's.
+    /// librdmacm would do, but does not run the program's handlers.
     fn _Fork() -> pid_t {
         fork_handlers::around(|| next::_Fork())
     }
@@ -87,9 +88,9 @@ exports_and_next! {
 }
 
 exports! {
-    /// Returns the function to which vfork.c jumps for vfork(2): fork(2) if the process has
-    /// connections over RDMA. A child of fork(2) has its own table, in which they are kernel
-    /// sockets, and may do anything with them.
+    /// Returns the function to which vfork.c jumps for vfork(2): fork(2) if the process has RDMA
+    /// connections of automatic mode, or if there is no next vfork. A child of fork(2) has its own
+    /// table, in which the connections are kernel sockets, and may make any call on them.
     safe fn librspreload_vfork() -> *const c_void {
         let found = VFORK.get();
         if found.is_null() || auto::has_connections() { libc::fork as *const c_void } else { found }

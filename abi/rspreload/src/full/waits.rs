@@ -1,9 +1,9 @@
 //! Waiting with another signal mask: ppoll, pselect, epoll_pwait, epoll_pwait2.
 //!
 //! For epoll the kernel changes the mask and waits in one step. In the other calls the signals that
-//! the new mask permits stay blocked, and a signalfd(2) among the descriptors reports that one of
-//! them is pending. Then the mask is changed for a moment, in which the handlers run, and the call
-//! fails with EINTR. So no signal is lost between changing the mask and waiting.
+//! the new mask permits stay blocked, and a signalfd(2) among the descriptors reports a pending
+//! signal. Then the mask is changed briefly, so that the handlers run, and the call fails with
+//! EINTR. So no signal is lost between changing the mask and waiting.
 
 use core::ffi::c_int;
 use core::slice;
@@ -63,8 +63,8 @@ fn set_mask(how: c_int, mask: &sigset_t) -> sigset_t {
     before
 }
 
-/// Calls `wait` with a signalfd (or -1) and the milliseconds left, again after each signal that
-/// does not end the wait. Returns the result of `wait`, or -1 with `EINTR`.
+/// Calls `wait` with a signalfd (or -1) and the milliseconds left, and calls it again after each
+/// signal that does not end the wait. Returns the result of `wait`, or -1 with `EINTR`.
 fn with_mask(mask: Option<&sigset_t>, end: &Deadline, mut wait: impl FnMut(c_int, c_int) -> Waited) -> c_int {
     let Some(mask) = mask else { return wait(-1, end.left()).result };
     let old = set_mask(SIG_BLOCK, mask);
@@ -90,7 +90,8 @@ fn wait_for_signals(
     });
     // SAFETY: `set` is a valid set.
     let make = || unsafe { libc::signalfd(-1, &raw const set, SFD_CLOEXEC | SFD_NONBLOCK) };
-    // The kernel's call needs no descriptor. So it must also work if the program has no free one.
+    // The kernel's call needs no descriptor. So this call must also work if the program has no free
+    // descriptor.
     let fd = errno::keeping(|| open_fds::make(make));
     fds::on_new_fd(fd);
     // Without a signalfd (hard limit, no memory) check for pending signals at intervals.
@@ -118,7 +119,7 @@ fn wait_for_signals(
     result
 }
 
-/// Lets pending signals through. Returns whether one of them interrupts the call.
+/// Delivers the pending signals. Returns true if a delivered signal interrupts the call.
 fn deliver(signals: u64, mask: &sigset_t) -> bool {
     let mut pending = zero::<sigset_t>();
     // SAFETY: `pending` is writable.
@@ -188,7 +189,8 @@ exports_and_next! {
         timeout: c_int,
         mask: *const sigset_t,
     ) -> c_int {
-        // The kernel's wait covers rsockets, too: a ready rsocket makes the instance readable.
+        // The kernel's wait covers rsockets, too: a ready rsocket makes its side, a member of
+        // `epfd`, readable.
         epoll::wait_by(|left| next::epoll_pwait(epfd, events, max, left, mask), events, max, timeout)
     }
 
