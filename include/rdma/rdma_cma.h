@@ -574,8 +574,8 @@ int rdma_reject_ece(struct rdma_cm_id *id, const void *private_data, uint8_t pri
 int rdma_disconnect(struct rdma_cm_id *id);
 
 /**
- * Creates the QP of an id that is bound to a device, in the state INIT: receives can be posted.
- * rdma_connect() and rdma_accept() change the QP's state.
+ * Creates the QP of an id that is bound to a device. A connected QP is in the state INIT, so that
+ * receives can be posted; rdma_connect() and rdma_accept() change the state. A UD QP is in RTS.
  *
  * pd: NULL for the library's PD, which the ids of the device share. CQs that qp_init_attr lacks
  * are created with completion channels, and stored in the id. qp_init_attr->cap receives the

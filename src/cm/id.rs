@@ -323,7 +323,7 @@ impl Id {
 
     /// Returns the P_Key, in network byte order.
     pub(super) fn pkey(&self) -> u16 {
-        // SAFETY: the route is part of the id, and any bytes are a value of the number.
+        // SAFETY: the route is part of the id, and any two bytes are a valid u16.
         unsafe { (*self.addr()).addr.ibaddr.pkey }
     }
 

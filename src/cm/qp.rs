@@ -451,7 +451,8 @@ fn add_xrc_objects(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<CreatedCq
 /// a QP, which still uses them.
 pub fn destroy_srq(id: &Id) {
     let Some(srq) = NonNull::new(id.srq()) else { return };
-    // SAFETY: the SRQ in an id is live (`Id::from_c`), and leaves its field here.
+    // SAFETY: an SRQ in an id is live (`Id::from_c`). The id's field is cleared below, so nothing
+    // uses the SRQ afterwards.
     unsafe { verbs::destroy_srq(srq) };
     id.set_srq(ptr::null_mut());
     if id.qp().is_null() {

@@ -315,8 +315,8 @@ pub unsafe fn create_qp_ex(context: NonNull<ibv_context>, attr: &mut ibv_qp_init
     }
     // SAFETY: `context` is open: guaranteed by the caller.
     let create = unsafe { operation!(context, create_qp_ex) }?;
-    // SAFETY: the provider's function with its own context; the two bindings describe the same
-    // structures.
+    // SAFETY: `create` is a function of the provider that created `context`, and `attr` is live.
+    // The casts convert between types of `ibverbs_sys` and of `os::uapi` for the same structures.
     pointer(|| unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
 }
 
@@ -359,8 +359,8 @@ pub unsafe fn create_srq_ex(
     }
     // SAFETY: `context` is open: guaranteed by the caller.
     let create = unsafe { operation!(context, create_srq_ex) }?;
-    // SAFETY: the provider's function with its own context; the two bindings describe the same
-    // structures.
+    // SAFETY: `create` is a function of the provider that created `context`, and `attr` is live.
+    // The casts convert between types of `ibverbs_sys` and of `os::uapi` for the same structures.
     pointer(|| unsafe { create(context.as_ptr().cast(), ptr::from_mut(attr).cast()) }.cast())
 }
 
@@ -383,8 +383,8 @@ pub unsafe fn open_xrcd(context: NonNull<ibv_context>) -> Result<NonNull<ibv_xrc
         fd: -1,
         oflags: libc::O_CREAT,
     };
-    // SAFETY: the provider's function with its own context; the two bindings describe the same
-    // structures.
+    // SAFETY: `create` is a function of the provider that created `context`, and `attr` is live.
+    // The casts convert between types of `ibverbs_sys` and of `os::uapi` for the same structures.
     pointer(|| unsafe { open(context.as_ptr().cast(), (&raw mut attr).cast()) }.cast())
 }
 

@@ -244,8 +244,8 @@ impl Epoll {
         }
     }
 
-    /// Called after ADD and MOD. Queues the member if something is ready, otherwise arms the
-    /// member.
+    /// Called after ADD and MOD. Arms the member, and queues it if something is ready or one of its
+    /// descriptors is readable.
     pub(super) fn arm_or_queue(&self, member: &Arc<Member>) -> Result<()> {
         let Some(snapshot) = member.snapshot() else { return Ok(()) };
         self.refresh(member, &snapshot)?;

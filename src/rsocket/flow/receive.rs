@@ -405,7 +405,8 @@ impl Receiver {
     /// Adds another ring of `size` bytes, at least 2, which follows the present one. Returns its
     /// number.
     pub fn add_ring(&mut self, size: u32) -> usize {
-        // A ring that is not small ends at the end of a half.
+        // The new ring begins at the offset within a half at which the present ring ends. This is 0
+        // for a ring with two halves.
         let phase = if self.ring.is_small() { self.ring.advertised % u64::from(size / 2) } else { 0 };
         self.add(Ring::starting_at(phase as u32, size))
     }

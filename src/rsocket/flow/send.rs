@@ -84,9 +84,10 @@ pub struct Sender {
     /// may be sent before that one.
     credit_limit: u16,
     credits_left: u16,
-    /// Maximum number of credits that may stay unused, and the number that stays unused. Both are 0
-    /// except on iWARP.
+    /// The upper limit of `reserved_credits`: with a larger reserve, the peer would give no credits
+    /// back. Each iomap update reduces it, because rdma-core does not give that credit back.
     spare_credits: u16,
+    /// The number of credits that are never used; 0 except on iWARP.
     reserved_credits: u16,
     outstanding: VecDeque<Outstanding>,
     /// The last work request posted, the last signaled one, and the last one known to be complete.

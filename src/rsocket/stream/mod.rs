@@ -64,8 +64,9 @@ pub struct Stream {
     watchers: Watchers,
     /// Counts events for edge-triggered watchers.
     edges: AtomicU64,
-    /// Descriptor of the completion channel, or -1. A child of fork() closes it in rclose(3). Stale
-    /// after rclose(3): the table of a child that is forked later does not contain the stream.
+    /// Descriptor of the completion channel, or -1. Read only by rclose(3) in a child of fork(),
+    /// which closes the descriptor. rclose(3) in the owner leaves a stale value, which is never
+    /// used: a child that is forked later does not have the stream in its table.
     channel_fd: AtomicI32,
     /// Set while the lock's holder runs a command to the kernel or device that may block, as a part
     /// of connecting.

@@ -279,8 +279,9 @@ pub fn close(rsocket: c_int) -> c_int {
     rsocket_abi::rclose(rsocket)
 }
 
-/// Makes the program's descriptors of an rsocket TCP sockets, whose data is forwarded. The
-/// descriptors stay members of the program's epoll instances.
+/// Turns the program's descriptors of an rsocket into TCP sockets (stand-ins), whose data is
+/// forwarded to and from the rsocket. The descriptors stay members of the program's epoll
+/// instances.
 pub fn start_forwarding(index: usize) {
     let rsocket = rsocket(index);
     // Set before the table is searched, so that a copy that gets its entry later is noticed.

@@ -32,7 +32,8 @@ pub fn find_word(tcp: c_int, role: Role, intent: Intent) -> Outcome {
     match hears_word(tcp) {
         Err(error) => Outcome::Later(error),
         Ok(false) => Outcome::Tcp,
-        // The other end has received data over TCP, and waits no longer.
+        // This end has committed the socket to TCP before the word came: it has sent data, or the
+        // descriptor was copied. The other end uses TCP once it has data, or has waited in vain.
         Ok(true) if role == Role::Late => drop_word(tcp),
         Ok(true) => connect(tcp),
     }

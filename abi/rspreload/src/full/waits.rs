@@ -76,7 +76,8 @@ fn with_mask(mask: Option<&sigset_t>, end: &Deadline, mut wait: impl FnMut(c_int
     result
 }
 
-/// Waits with a signalfd for `signals`, which are blocked and which `mask` permits.
+/// Calls `wait` until the wait has a result, the deadline passes, or one of `signals` interrupts
+/// the call. `signals` are blocked, and permitted by `mask`.
 fn wait_for_signals(
     signals: u64,
     mask: &sigset_t,

@@ -29,7 +29,8 @@ pub struct Link {
     socket: OwnedFd,
     /// The socket's netlink port; `None` if it is not a netlink socket.
     pid: Option<u32>,
-    /// Messages that the socket had no space for.
+    /// Messages to send, the oldest first. After [`flush`](Self::flush), those for which the socket
+    /// has no space.
     unsent: VecDeque<Vec<u8>>,
     /// Messages that the kernel refused with EBUSY.
     retries: Vec<Vec<u8>>,

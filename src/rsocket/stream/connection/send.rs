@@ -292,7 +292,8 @@ impl<S: Source> Planned<S> {
         self.first.1.size() + self.second.map_or(0, |(_, bytes)| bytes.size())
     }
 
-    /// Copies the bytes that do not go inline to the send buffer, and posts the requests.
+    /// Copies the bytes to the send buffer, except those that are sent inline, and posts the
+    /// requests.
     ///
     /// # Safety
     /// The QP and the send buffer are live.
