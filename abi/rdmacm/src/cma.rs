@@ -35,7 +35,7 @@ pub unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel 
 /// acknowledged. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `channel` is NULL, or live and used by no id or call any more (crate documentation).
     free("rdma_destroy_event_channel", || unsafe { OwnedChannel::from_c(channel) });
 }
 
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
 /// Every event must be acknowledged with rdma_ack_cm_event(). Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `channel` is NULL or live, and `event` is NULL or writable (crate documentation).
     quick_status(Call::new("rdma_get_cm_event"), || unsafe {
         let channel = EventChannel::from_c(channel).ok_or(Errno::EINVAL)?;
         put(event, || Ok(cm::get_cm_event(channel)?.into_c()))
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn rdma_get_cm_event(channel: *mut rdma_event_channel, eve
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     quick_status(Call::new("rdma_ack_cm_event"), || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `event` is NULL, or live and not used after this call (crate documentation).
         unsafe { OwnedEvent::from_c(event) }.map(cm::ack_cm_event)
     })
 }
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut 
     pointer(Call::new("rdma_get_devices"), || {
         let devices = cm::get_devices();
         if let Some(count) = NonNull::new(num_devices) {
-            // SAFETY: the C contract (crate documentation).
+            // SAFETY: `num_devices` is not NULL here, so it is writable (crate documentation).
             unsafe { count.write(devices.as_ref().map_or(0, DeviceContexts::count) as c_int) };
         }
         Ok(devices?.into_c())
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut 
 /// Frees an array that rdma_get_devices() returned. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `list` is NULL, or live and not used after this call (crate documentation).
     free("rdma_free_devices", || unsafe { DeviceContexts::from_c(list) });
 }
 
@@ -106,7 +106,8 @@ pub unsafe extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: rdma_port_space_t,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `channel` is NULL or live, and `id` is NULL or writable (crate documentation).
+    // `context` is only stored.
     quick_status(Call::new("rdma_create_id"), || unsafe {
         put(id, || Ok(cm::create_id(EventChannel::from_c(channel), context, ps)?.into_c()))
     })
@@ -125,7 +126,8 @@ pub unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or writable. `res`, `pd` and `qp_init_attr` are NULL, or live with
+    // everything that they point to (crate documentation).
     status(Call::new("rdma_create_ep"), || unsafe {
         let (info, pd, attr) = (args::endpoint_info(res)?, Pd::from_c(pd), InitAttr::from_c(qp_init_attr).ok());
         put(id, || Ok(cm::create_ep(&info, pd, attr)?.into_c()))
@@ -135,7 +137,7 @@ pub unsafe extern "C" fn rdma_create_ep(
 /// Destroys an id with its QP and SRQ.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL, or live and not used after this call (crate documentation).
     report(Call::gone("rdma_destroy_ep", id), (), || unsafe {
         cm::destroy_ep(OwnedId::from_c(id)?);
         Ok(())
@@ -147,7 +149,7 @@ pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL, or live and not used after its destruction (crate documentation).
     quick_status(Call::gone("rdma_destroy_id", id), || cm::destroy_id(unsafe { OwnedId::from_c(id) }?))
 }
 
@@ -156,7 +158,7 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
 /// Waits until all events of the id are acknowledged. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` and `channel` are NULL or live (crate documentation).
     unsafe { for_id("rdma_migrate_id", id, |id| cm::migrate_id(id, EventChannel::from_c(channel))) }
 }
 
@@ -173,21 +175,21 @@ pub unsafe extern "C" fn rdma_set_option(
     optlen: size_t,
 ) -> c_int {
     let value = ptr::slice_from_raw_parts(optval.cast(), optlen);
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live (crate documentation). Only the kernel reads `optval`.
     unsafe { quick_for_id("rdma_set_option", id, |id| cm::set_option(id, level, optname, value)) }
 }
 
 /// Returns the local port number of an id in network byte order; 0 if it is not bound.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> __be16 {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live (crate documentation).
     report(Call::id("rdma_get_src_port", id), 0, || Ok(cm::get_src_port(unsafe { Id::from_c(id) }?)))
 }
 
 /// Returns the remote port number of an id in network byte order; 0 if it has no peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> __be16 {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live (crate documentation).
     report(Call::id("rdma_get_dst_port", id), 0, || Ok(cm::get_dst_port(unsafe { Id::from_c(id) }?)))
 }
 
@@ -201,7 +203,8 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
     qp_attr: *mut ibv_qp_attr,
     qp_attr_mask: *mut c_int,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, `qp_attr` is NULL or a structure that nothing else uses, and
+    // `qp_attr_mask` is NULL or writable (crate documentation).
     unsafe {
         quick_for_id("rdma_init_qp_attr", id, |id| {
             let attr = inout(qp_attr)?;
@@ -216,7 +219,7 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type_t) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live (crate documentation).
     unsafe { quick_for_id("rdma_notify", id, |id| cm::notify(id, event)) }
 }
 
@@ -227,7 +230,7 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type_
 /// 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, `ece` NULL or used by nothing else (crate documentation).
     unsafe { for_id("rdma_set_local_ece", id, |id| cm::set_local_ece(id, inout(ece)?)) }
 }
 
@@ -237,7 +240,7 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
 /// Returns 0, or -1 and errno: EINVAL if the id has a QP.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, and `ece` is NULL or writable (crate documentation).
     unsafe { for_id("rdma_get_remote_ece", id, |id| put(ece, || cm::get_remote_ece(id))) }
 }
 
@@ -252,7 +255,7 @@ pub unsafe extern "C" fn rdma_write_cm_event(
     status: c_int,
     arg: u64,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live (crate documentation).
     unsafe { for_id("rdma_write_cm_event", id, |id| cm::write_cm_event(id, event, status, arg)) }
 }
 
@@ -263,7 +266,7 @@ pub unsafe extern "C" fn rdma_write_cm_event(
 /// Port 0 stands for any free port. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, `addr` NULL or complete for its family (crate documentation).
     unsafe {
         let call = Call::id("rdma_bind_addr", id).with(addr, WHOLE);
         quick_status(call, || cm::bind_addr(Id::from_c(id)?, &args::address(addr)?))
@@ -281,9 +284,10 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     dst_addr: *mut sockaddr,
     timeout_ms: c_int,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `dst_addr` is NULL or complete for its family (crate documentation).
     quick_status(unsafe { Call::id("rdma_resolve_addr", id).with(dst_addr, WHOLE) }, || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `id` is NULL or live, and `src_addr` and `dst_addr` are NULL or complete for
+        // their families (crate documentation).
         let (id, src, dst) = unsafe { (Id::from_c(id)?, SockAddr::from_nullable(src_addr)?, args::address(dst_addr)?) };
         cm::resolve_addr(id, src.as_ref(), &dst, timeout_ms)
     })
@@ -295,7 +299,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_int) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live (crate documentation).
     unsafe { quick_for_id("rdma_resolve_route", id, |id| cm::resolve_route(id, timeout_ms, ANSWER_TIMEOUT)) }
 }
 
@@ -308,7 +312,8 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_i
 /// RDMA_CM_EVENT_CONNECT_RESPONSE comes first. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, and `conn_param` is NULL or a structure whose private data is
+    // readable for its length (crate documentation).
     unsafe { quick_for_id("rdma_connect", id, |id| cm::connect(id, args::conn_param(conn_param))) }
 }
 
@@ -317,7 +322,7 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma
 /// a QP.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live (crate documentation).
     unsafe { quick_for_id("rdma_establish", id, cm::establish) }
 }
 
@@ -326,7 +331,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 /// backlog: maximum number of pending requests. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live (crate documentation).
     unsafe { quick_for_id("rdma_listen", id, |id| cm::listen(id, backlog)) }
 }
 
@@ -336,7 +341,7 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
 /// created by rdma_create_ep() with QP attributes. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `listen` is NULL or live, and `id` is NULL or writable (crate documentation).
     unsafe { for_id("rdma_get_request", listen, |listen| put(id, || Ok(cm::get_request(listen)?.into_c()))) }
 }
 
@@ -347,7 +352,8 @@ pub unsafe extern "C" fn rdma_get_request(listen: *mut rdma_cm_id, id: *mut *mut
 /// follows. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, and `conn_param` is NULL or a structure whose private data is
+    // readable for its length (crate documentation).
     unsafe { for_id("rdma_accept", id, |id| cm::accept(id, args::conn_param(conn_param))) }
 }
 
@@ -357,7 +363,8 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, and `private_data` is NULL or readable for `private_data_len`
+    // bytes (crate documentation).
     unsafe { quick_for_id("rdma_reject", id, |id| cm::reject(id, bytes(private_data, private_data_len.into()))) }
 }
 
@@ -371,7 +378,8 @@ pub unsafe extern "C" fn rdma_reject_ece(
     private_data: *const c_void,
     private_data_len: u8,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, and `private_data` is NULL or readable for `private_data_len`
+    // bytes (crate documentation).
     unsafe {
         quick_for_id("rdma_reject_ece", id, |id| cm::reject_ece(id, bytes(private_data, private_data_len.into())))
     }
@@ -383,7 +391,7 @@ pub unsafe extern "C" fn rdma_reject_ece(
 /// Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live (crate documentation).
     unsafe { quick_for_id("rdma_disconnect", id, cm::disconnect) }
 }
 
@@ -401,7 +409,8 @@ pub unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` and `pd` are NULL or live, and `qp_init_attr` is NULL or a structure that
+    // nothing else uses and whose objects are live (crate documentation).
     unsafe {
         for_id("rdma_create_qp", id, |id| cm::create_qp(id, Pd::from_c(pd), &mut InitAttr::from_c(qp_init_attr)?))
     }
@@ -411,7 +420,8 @@ pub unsafe extern "C" fn rdma_create_qp(
 /// errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, qp_init_attr: *mut ibv_qp_init_attr_ex) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, and `qp_init_attr` is NULL or a structure that nothing else
+    // uses and whose objects are live (crate documentation).
     unsafe { for_id("rdma_create_qp_ex", id, |id| cm::create_qp_ex(id, &mut InitAttr::from_c(qp_init_attr)?)) }
 }
 
@@ -419,7 +429,7 @@ pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, qp_init_attr: *m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     report(Call::id("rdma_destroy_qp", id), (), || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `id` is NULL or live (crate documentation).
         cm::destroy_qp(unsafe { Id::from_c(id) }?);
         Ok(())
     });
@@ -431,7 +441,7 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
 /// RDMA_CM_EVENT_MULTICAST_JOIN or RDMA_CM_EVENT_MULTICAST_ERROR. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, `addr` NULL or complete for its family (crate documentation).
     unsafe { for_id("rdma_join_multicast", id, |id| cm::join_multicast(id, &args::address(addr)?, context)) }
 }
 
@@ -440,7 +450,7 @@ pub unsafe extern "C" fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut soc
 /// Returns 0, or -1 and errno: EADDRNOTAVAIL when the id is not a member.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, `addr` NULL or complete for its family (crate documentation).
     unsafe { for_id("rdma_leave_multicast", id, |id| cm::leave_multicast(id, &args::address(addr)?)) }
 }
 
@@ -454,7 +464,8 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
     mc_join_attr: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, and `mc_join_attr` is NULL or a structure whose address, if
+    // set, is complete for its family (crate documentation).
     unsafe {
         for_id("rdma_join_multicast_ex", id, |id| cm::join_multicast_ex(id, args::join_attr(mc_join_attr)?, context))
     }
@@ -476,7 +487,8 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
 ) -> c_int {
     // The value to return if the call fails with errno set.
     let mut failed = -1;
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `node` and `service` are NULL or C strings, `hints` is NULL or live with what it
+    // points to, and `res` is NULL or writable (crate documentation).
     let result = report(Call::new("rdma_getaddrinfo"), None, || unsafe {
         let res = NonNull::new(res).ok_or(Errno::EINVAL)?;
         match cm::getaddrinfo(string(node), string(service), args::hints(hints).as_ref()) {
@@ -501,7 +513,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
 /// Frees a list that rdma_getaddrinfo() or rdma_query_addrinfo() returned. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `res` is NULL, or live and not used after this call (crate documentation).
     free("rdma_freeaddrinfo", || unsafe { AddrInfoList::from_c(res) });
 }
 
@@ -518,7 +530,8 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
     service: *const c_char,
     hints: *const rdma_addrinfo,
 ) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, `node` and `service` are NULL or C strings, and `hints` is NULL
+    // or live with what it points to (crate documentation).
     unsafe {
         for_id("rdma_resolve_addrinfo", id, |id| {
             cm::resolve_addrinfo(id, string(node), string(service), args::hints(hints).as_ref())
@@ -532,6 +545,6 @@ pub unsafe extern "C" fn rdma_resolve_addrinfo(
 /// result, or if the result was returned before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, and `info` is NULL or writable (crate documentation).
     unsafe { for_id("rdma_query_addrinfo", id, |id| put(info, || Ok(cm::query_addrinfo(id)?.into_c()))) }
 }

@@ -30,9 +30,9 @@ pub unsafe extern "C" fn rsocket(domain: c_int, r#type: c_int, protocol: c_int) 
 /// bind(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `addr` is NULL or readable for `addrlen` bytes (crate documentation).
     report(unsafe { Call::socket("rbind", socket).with(addr, addrlen) }, -1, || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `addr` is NULL or readable for `addrlen` bytes (crate documentation).
         calls::bind(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0)
     })
 }
@@ -48,7 +48,8 @@ pub unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int {
 pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
     report_waiting(Call::socket("raccept", socket), -1, || {
         let (fd, name) = calls::accept(socket)?;
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `addrlen` is NULL or valid, and `addr` is NULL or writable for `*addrlen` bytes
+        // (crate documentation).
         unsafe {
             name_out(Some(&name), addr, addrlen).inspect_err(|_| {
                 let _ = calls::close(fd);
@@ -63,9 +64,9 @@ pub unsafe extern "C" fn raccept(socket: c_int, addr: *mut sockaddr, addrlen: *m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int {
     probes::rs_connect(socket);
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `addr` is NULL or readable for `addrlen` bytes (crate documentation).
     report_waiting(unsafe { Call::socket("rconnect", socket).with(addr, addrlen) }, -1, || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `addr` is NULL or readable for `addrlen` bytes (crate documentation).
         calls::connect(socket, unsafe { peer_to_connect(addr, addrlen)? }.as_ref()).map(|()| 0)
     })
 }
@@ -144,7 +145,7 @@ fn receive_failed<const READ: bool>(socket: c_int, error: Errno) -> ssize_t {
 /// recv(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecv(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `buf` is NULL or writable for `len` bytes (crate documentation).
     unsafe { receive::<false>(socket, buf, len, flags) }
 }
 
@@ -159,7 +160,8 @@ pub unsafe extern "C" fn rrecvfrom(
     addrlen: *mut socklen_t,
 ) -> ssize_t {
     report_waiting(Call::socket("rrecvfrom", socket), -1, || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `buf` is NULL or writable for `len` bytes, `addrlen` is NULL or valid, and
+        // `src_addr` is NULL or writable for `*addrlen` bytes (crate documentation).
         unsafe {
             let received = received(socket, &[buffer(buf, len)?], flags)?;
             name_out(received.from.as_ref(), src_addr, addrlen)?;
@@ -172,7 +174,8 @@ pub unsafe extern "C" fn rrecvfrom(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     report_waiting(Call::socket("rrecvmsg", socket), -1, || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `msg` is NULL, or a message that nothing else uses and whose buffers and address
+        // are NULL or writable for their lengths (crate documentation).
         unsafe {
             let msg = msg.as_mut().ok_or(Errno::EFAULT)?;
             let received = received(socket, buffers(msg.msg_iov, msg.msg_iovlen)?, flags)?;
@@ -254,7 +257,7 @@ unsafe fn received(socket: c_int, buffers: &[iovec], flags: c_int) -> Result<cal
 /// send(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `buf` is NULL or readable for `len` bytes (crate documentation).
     unsafe { send::<false>(socket, buf, len, flags) }
 }
 
@@ -277,9 +280,10 @@ pub unsafe extern "C" fn rsendto(
     dest_addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> ssize_t {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: for a datagram, `dest_addr` is NULL or has `addrlen` bytes (crate documentation).
     report_waiting(unsafe { Call::socket("rsendto", socket).to(dest_addr, addrlen) }, -1, || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `buf` is NULL or readable for `len` bytes, and `dest_addr` is NULL or, for a
+        // datagram, readable for `addrlen` bytes (crate documentation).
         unsafe {
             let to = || destination(dest_addr, addrlen);
             sent(socket, &[buffer(buf.cast_mut(), len)?], flags, to)
@@ -301,7 +305,8 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
         call = unsafe { call.to(msg.msg_name.cast::<sockaddr>(), msg.msg_namelen) };
     }
     report_waiting(call, -1, || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `msg` is NULL, or a live message whose buffers and address are NULL or readable
+        // for their lengths (crate documentation).
         unsafe {
             let msg = msg.as_ref().ok_or(Errno::EFAULT)?;
             let to = || destination(msg.msg_name.cast::<sockaddr>(), msg.msg_namelen);
@@ -313,14 +318,14 @@ pub unsafe extern "C" fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_in
 /// read(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, count: size_t) -> ssize_t {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `buf` is NULL or writable for `count` bytes (crate documentation).
     unsafe { receive::<true>(socket, buf, count, 0) }
 }
 
 /// readv(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `iov` is NULL, or has `iovcnt` writable buffers (crate documentation).
     report_waiting(Call::socket("rreadv", socket), -1, || unsafe {
         Ok(received(socket, buffers(iov, count(iovcnt)?)?, 0)?.len as ssize_t)
     })
@@ -329,7 +334,7 @@ pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int)
 /// write(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rwrite(socket: c_int, buf: *const c_void, count: size_t) -> ssize_t {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `buf` is NULL or readable for `count` bytes (crate documentation).
     unsafe { send::<true>(socket, buf, count, 0) }
 }
 
@@ -340,7 +345,7 @@ pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int
     if let Some(done) = unsafe { count(iovcnt).ok().and_then(|count| sent_at_once(socket, iov, count, 0)) } {
         return done;
     }
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `iov` is NULL, or has `iovcnt` readable buffers (crate documentation).
     report_waiting(Call::socket("rwritev", socket), -1, || unsafe {
         sent(socket, buffers(iov, count(iovcnt)?)?, 0, calls::no_address)
     })
@@ -349,7 +354,7 @@ pub unsafe extern "C" fn rwritev(socket: c_int, iov: *const iovec, iovcnt: c_int
 /// poll(2) for rsockets and other descriptors together. timeout: in milliseconds; -1: no limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `fds` is NULL, or has `nfds` structures that nothing else uses (crate documentation).
     report_quick(Call::new("rpoll"), -1, || calls::poll(unsafe { array(fds, nfds as usize)?.as_mut() }, timeout))
 }
 
@@ -364,12 +369,13 @@ pub unsafe extern "C" fn rselect(
 ) -> c_int {
     report_waiting(Call::new("rselect"), -1, || {
         let words = core::select::words(usize::try_from(nfds).map_err(|_| Errno::EINVAL)?);
-        // SAFETY: the C contract (crate documentation): sets of at least nfds bits.
+        // SAFETY: `set` is NULL, or has the words of at least `nfds` bits, which nothing else uses
+        // (crate documentation).
         let set = |set: *mut fd_set| unsafe {
             NonNull::new(set).map(|set| slice::from_raw_parts_mut(set.as_ptr().cast(), words))
         };
         let mut sets = core::select::Sets { read: set(readfds), write: set(writefds), except: set(exceptfds) };
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `timeout` is NULL, or a structure that nothing else uses (crate documentation).
         calls::select(nfds, &mut sets, unsafe { timeout.as_mut() })
     })
 }
@@ -377,7 +383,8 @@ pub unsafe extern "C" fn rselect(
 /// getpeername(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `addrlen` is NULL or valid, and `addr` is NULL or writable for `*addrlen` bytes
+    // (crate documentation).
     report(Call::socket("rgetpeername", socket), -1, || unsafe {
         name_back(&calls::peer_name(socket)?, addr, addrlen).map(|()| 0)
     })
@@ -386,7 +393,8 @@ pub unsafe extern "C" fn rgetpeername(socket: c_int, addr: *mut sockaddr, addrle
 /// getsockname(2) for rsockets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rgetsockname(socket: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `addrlen` is NULL or valid, and `addr` is NULL or writable for `*addrlen` bytes
+    // (crate documentation).
     report(Call::socket("rgetsockname", socket), -1, || unsafe {
         name_back(&calls::local_name(socket)?, addr, addrlen).map(|()| 0)
     })
@@ -408,7 +416,7 @@ pub unsafe extern "C" fn rsetsockopt(
     optlen: socklen_t,
 ) -> c_int {
     report_option(Call::socket("rsetsockopt", socket), level, optname, || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `optval` is NULL or readable for `optlen` bytes (crate documentation).
         calls::set_option(socket, level, optname, unsafe { array(optval.cast(), optlen as usize)?.as_ref() })
             .map(|()| 0)
     })
@@ -427,7 +435,8 @@ pub unsafe extern "C" fn rgetsockopt(
         let (value, len) = NonNull::new(optval.cast::<u8>()).zip(NonNull::new(optlen)).ok_or(Errno::EFAULT)?;
         let option = calls::option(socket, level, optname)?;
         let option = option.as_bytes();
-        // SAFETY: the C contract (crate documentation): no more than *optlen bytes are written.
+        // SAFETY: neither is NULL, so `optlen` is valid, and `optval` is writable for `*optlen`
+        // bytes (crate documentation). No more bytes are written.
         unsafe {
             let room = usize::try_from(len.read()).unwrap_or(0).min(option.len());
             ptr::copy_nonoverlapping(option.as_ptr(), value.as_ptr(), room);
@@ -461,7 +470,8 @@ pub unsafe extern "C" fn riomap(
         // No flags are defined.
         let _ = flags;
         let start = NonNull::new(buf.cast()).ok_or(Errno::EINVAL)?;
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `buf` has `len` bytes (crate documentation), which the program leaves to the peer
+        // until riounmap(3) or rclose(3).
         unsafe { calls::map(socket, start, len, prot, offset) }
     })
 }
@@ -483,7 +493,7 @@ pub unsafe extern "C" fn riowrite(
     offset: off_t,
     flags: c_int,
 ) -> size_t {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `buf` is NULL or readable for `count` bytes (crate documentation).
     report_waiting(Call::socket("riowrite", socket), size_t::MAX, || unsafe {
         calls::write_mapped(socket, array(buf.cast(), count)?.as_ref(), offset as u64, flags)
     })
@@ -501,7 +511,7 @@ pub unsafe extern "C" fn repoll_create(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     report(Call::socket("repoll_ctl", epfd), -1, || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `event` is NULL or readable (crate documentation).
         calls::epoll_ctl(epfd, op, fd, unsafe { event.as_ref() }.copied()).map(|()| 0)
     })
 }
@@ -512,7 +522,8 @@ pub unsafe extern "C" fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *m
 pub unsafe extern "C" fn repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int {
     report_waiting(Call::socket("repoll_wait", epfd), -1, || {
         let room = usize::try_from(maxevents).ok().filter(|&room| room > 0).ok_or(Errno::EINVAL)?;
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `events` is NULL or writable for `maxevents` events, which nothing else uses
+        // (crate documentation).
         let events = unsafe { array(events.cast::<MaybeUninit<epoll_event>>(), room)?.as_mut() };
         calls::epoll_wait(epfd, events, timeout).map(|count| count as c_int)
     })

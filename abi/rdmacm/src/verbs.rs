@@ -12,14 +12,16 @@ use crate::report::{Call, report};
 /// Creates the SRQ of an id. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` and `pd` are NULL or live, and `attr` is NULL or a structure that nothing else
+    // uses (crate documentation).
     unsafe { for_id("rdma_create_srq", id, |id| cm::create_srq(id, Pd::from_c(pd), &mut InitAttr::from_c(attr)?)) }
 }
 
 /// Creates the SRQ of an id from extended attributes. Returns 0, or -1 and errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
-    // SAFETY: the C contract (crate documentation).
+    // SAFETY: `id` is NULL or live, and `attr` is NULL or a structure that nothing else uses and
+    // whose objects are live (crate documentation).
     unsafe { for_id("rdma_create_srq_ex", id, |id| cm::create_srq_ex(id, &mut InitAttr::from_c(attr)?)) }
 }
 
@@ -27,7 +29,7 @@ pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     report(Call::id("rdma_destroy_srq", id), (), || {
-        // SAFETY: the C contract (crate documentation).
+        // SAFETY: `id` is NULL or live (crate documentation).
         cm::destroy_srq(unsafe { Id::from_c(id) }?);
         Ok(())
     });

@@ -16,8 +16,8 @@ macro_rules! exports {
         $(#[$doc])*
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            // SAFETY: the program keeps the C contract of the function (see the crate's Safety
-            // section).
+            // SAFETY: the program keeps the C contract of `$name` (crate documentation): the
+            // pointers among its arguments are valid as its manual page requires.
             unsafe { $body }
         }
 

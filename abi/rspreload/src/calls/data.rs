@@ -27,7 +27,8 @@ macro_rules! forward_data {
             #[cold]
             #[inline(never)]
             unsafe fn decided(fd: c_int, $($arg: $type),*) -> $result {
-                // SAFETY: the program keeps the C contract of the function.
+                // SAFETY: the arguments are those of `$name`, whose C contract the program keeps:
+                // its pointers are valid as the manual page requires (crate documentation).
                 unsafe {
                     match fds::data(fd, $intent) {
                         Ok(None) => next_symbol::$name(fd, $($arg),*),
