@@ -122,8 +122,8 @@ impl Paths {
         self.count == 0
     }
 
-    /// Appends an endpoint record without its type, which is a reserved word in `struct
-    /// ibv_path_data`.
+    /// Appends an endpoint record. The record's type is left out: `struct ibv_path_data` has a
+    /// reserved field in its place, which stays 0.
     fn push(&mut self, record: &[u8]) {
         let at = self.count * PATH_DATA_LEN;
         if let Some(slot) = self.bytes.get_mut(at..at + PATH_DATA_LEN) {

@@ -59,7 +59,8 @@ pub struct ConnData {
     pub iomap_size: u16,
     /// The sender's target SGL.
     pub target_sgl: Region,
-    /// The content of entry 0 of the target SGL.
+    /// The part of the sender's receive buffer that is advertised first: the receiver of this
+    /// structure uses it as entry 0 of its own target SGL.
     pub data_buf: Region,
 }
 

@@ -58,9 +58,10 @@ struct Peer<H> {
     /// Whether the program sends to the peer.
     used: bool,
     last_used: u64,
-    /// Number of unanswered datagrams sent over UDP, and the start of [`REORDER_DELAY`]: the time
-    /// at which the first of these datagrams was sent or a path search ended.
+    /// Number of datagrams sent over UDP that are unanswered.
     unanswered: u32,
+    /// The time from which [`REORDER_DELAY`] counts: when the first of these datagrams was sent or,
+    /// if later, the search for a path ended.
     since: Option<Instant>,
 }
 

@@ -280,8 +280,8 @@ impl Reactor {
 
     pub fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {
         let is_known = self.registrations.get(&key).ok_or(Errno::EBADF)?.second == Some((fd, true));
-        // EPOLL_CTL_MOD needs no check: if the descriptor now refers to an epoll of the program,
-        // the command fails, because the channel is not in that epoll.
+        // EPOLL_CTL_MOD needs no check: if the reactor's epoll descriptor now refers to an epoll of
+        // the program, the command fails, because the channel is not in the program's epoll.
         if !is_known && !self.is_usable() {
             return Err(Errno::EBADF);
         }

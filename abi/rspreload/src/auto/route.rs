@@ -86,7 +86,8 @@ pub fn ruled_out(to: &SockAddr) -> Result<(), Reason> {
     Reason::WasRejected.unless(!is_known(Fact::Rejected(address, port)))
 }
 
-/// Fails with the reason if `fd` may not use RDMA to an address that is not [ruled out](ruled_out).
+/// Decides whether `fd` may use RDMA to an address that has passed [`ruled_out`]. Fails with the
+/// reason if not.
 pub fn allows_rdma(fd: c_int, to: &SockAddr) -> Result<(), Reason> {
     Reason::Option.unless(!has_kernel_option(fd))?;
     Reason::UsedByChild.unless(!command().1)?;
