@@ -9,10 +9,10 @@
 //!
 //! The caller of every exported function guarantees the following, which the `SAFETY` comments call
 //! the C contract: a pointer is NULL or points to a live object of its type; an id, channel, event
-//! or list came from this library and was not given back yet, and one that is given back is not used
-//! by other calls; a string ends in a NUL; a buffer, or an address of a family, is as long as its
-//! length argument says, and only this call uses it. NULL where a pointer is required is an error (`EINVAL`),
-//! not undefined behaviour.
+//! or list came from this library and was not given back yet, and one that is given back is not
+//! used by other calls; a string ends in a NUL; a buffer, or an address of a family, is as long as
+//! its length argument says, and only this call uses it. NULL where a pointer is required is an
+//! error (`EINVAL`), not undefined behaviour.
 
 mod args;
 mod cma;

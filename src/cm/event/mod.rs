@@ -134,8 +134,8 @@ pub fn ack_cm_event(event: OwnedEvent) {
 }
 
 impl Event {
-    /// Counts the event as read for its id. Remembers the counters of the id and of the group, which
-    /// [`complete`](Self::complete) increments.
+    /// Counts the event as read for its id. Remembers the counters of the id and of the group,
+    /// which [`complete`](Self::complete) increments.
     fn count_for(&mut self, id: &Completed, group: Option<&Completed>) {
         self.counts = [Some(NonNull::from(id)), group.map(NonNull::from)];
         id.give();
