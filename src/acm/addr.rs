@@ -37,11 +37,6 @@ pub(crate) fn host(addr: &SockAddr) -> &[u8] {
     &addr.bytes()[if addr.family() == AF_INET { 4..8 } else { 8..24 }]
 }
 
-/// Returns the `N` bytes at offset `at`, or `None` if `bytes` is too short.
-pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
-}
-
 /// Length of the header that precedes the private data, in bytes.
 pub const IP_HEADER: usize = 36;
 

@@ -5,7 +5,6 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 
 use libc::{c_int, pollfd, sa_family_t, sockaddr_un, socklen_t};
 
@@ -13,15 +12,6 @@ use crate::errno::{Errno, Result};
 use crate::os::event::Deadline;
 use crate::os::sockaddr::SockAddr;
 use crate::os::{event, library_fds};
-
-/// Returns the time left for poll(2) in milliseconds, rounded up so that poll(2) does not end too
-/// early. Fails with `ETIMEDOUT` after the deadline.
-fn poll_timeout(deadline: Deadline) -> Result<c_int> {
-    match deadline.left() {
-        Some(Duration::ZERO) => Err(Errno::ETIMEDOUT),
-        left => Ok(event::millis(left)),
-    }
-}
 
 /// Connects to a unix stream socket.
 pub fn connect_unix(path: &str, deadline: Deadline) -> Result<OwnedFd> {
@@ -83,9 +73,9 @@ fn poll(fd: &OwnedFd, events: i16, timeout: c_int) -> c_int {
 /// Waits for `events`, an error or the end of the stream. Fails with `ETIMEDOUT` at the deadline.
 fn wait(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
     loop {
-        match poll(fd, events, poll_timeout(deadline)?) {
+        match poll(fd, events, event::millis(event::left(deadline.instant())?)) {
             1.. => return Ok(()),
-            0 => {} // poll_timeout() checks the deadline
+            0 => {} // The deadline is checked before the next wait.
             _ if Errno::last() == Errno::EINTR => {}
             _ => return Err(Errno::last()),
         }
@@ -140,6 +130,8 @@ fn retry(fd: &OwnedFd, events: i16, deadline: Deadline) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(600);
@@ -194,6 +186,7 @@ mod tests {
 
     #[test]
     fn deadline_beyond_the_clock_is_none() {
+        let poll_timeout = |deadline: Deadline| event::left(deadline.instant()).map(event::millis);
         assert_eq!(poll_timeout(Deadline::after(Some(Duration::MAX))), Ok(-1));
         assert!(poll_timeout(Deadline::after(Some(Duration::from_nanos(1)))).unwrap_or(0) <= 1);
     }

@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 
+use base::bytes::{array, u16_at, u32_at};
 use base::ibacm::{FLAG_DEST, FLAG_NODELAY, FLAG_SOURCE, INFO, PATH_DGID, PATH_SGID, TYPE_IPV4, TYPE_IPV6, TYPE_PATH};
 pub use base::ibacm::{HEADER_LEN, Header, MAX_RECORDS, Malformed, PATH_RECORD_LEN, RECORD_LEN, Request};
 use libc::{AF_INET, AF_INET6};
@@ -13,7 +14,7 @@ use libc::{AF_INET, AF_INET6};
 use crate::os::sockaddr::{AF_IB, SockAddr};
 use crate::os::uapi::{ibv_path_data, ibv_sa_path_rec};
 
-use super::addr::{array, host};
+use super::addr::host;
 
 /// Bytes of a `struct ibv_path_data`: flags, a reserved word and the path record. An endpoint
 /// record, the unit of ibacm's messages, has the same size.
@@ -174,8 +175,8 @@ pub fn unpack(data: &ibv_path_data) -> ibv_sa_path_rec {
 pub fn parse_records(body: &[u8]) -> Answer {
     let mut answer = Answer { paths: Paths::default(), source: None };
     for record in body.chunks_exact(RECORD_LEN) {
-        let flags = u32::from_ne_bytes(array(record, 0).unwrap_or_default());
-        let kind = u16::from_ne_bytes(array(record, 4).unwrap_or_default());
+        let flags = u32_at(record, 0).unwrap_or_default();
+        let kind = u16_at(record, 4).unwrap_or_default();
         match kind {
             TYPE_PATH => answer.paths.push(record),
             _ if flags & FLAG_SOURCE != 0 && answer.source.is_none() => answer.source = inet(kind, record),

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 use std::mem::{MaybeUninit, size_of};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::ptr::{self, NonNull};
 
 use libc::{AF_INET, AF_INET6, c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
@@ -108,7 +108,7 @@ impl SockAddr {
     /// Fails with `EINVAL` if its family is not AF_INET, AF_INET6 or AF_IB, and if the address is
     /// truncated.
     pub fn from_bytes(bytes: &[u8]) -> Result<SockAddr> {
-        let family = bytes.first_chunk().map_or(0, |family| c_int::from(u16::from_ne_bytes(*family)));
+        let family = base::bytes::u16_at(bytes, 0).map_or(0, c_int::from);
         let address = len_of_family(family).and_then(|len| bytes.get(..len)).ok_or(Errno::EINVAL)?;
         let mut storage = zeroed();
         overwrite(&mut storage, address);
@@ -221,23 +221,8 @@ pub fn port(storage: &sockaddr_storage) -> u16 {
 
 /// Returns an AF_INET or AF_INET6 address without its flow label; `None` for other families.
 pub fn inet(storage: &sockaddr_storage) -> Option<SocketAddr> {
-    let port = u16::from_be(port(storage));
-    let address: *const sockaddr_storage = storage;
-    // SAFETY: the storage is large enough and aligned for both structures, and any bytes are valid.
-    unsafe {
-        match c_int::from(storage.ss_family) {
-            AF_INET => {
-                let ip = Ipv4Addr::from((*address.cast::<sockaddr_in>()).sin_addr.s_addr.to_ne_bytes());
-                Some(SocketAddrV4::new(ip, port).into())
-            }
-            AF_INET6 => {
-                let address = &*address.cast::<sockaddr_in6>();
-                let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
-                Some(SocketAddrV6::new(ip, port, 0, address.sin6_scope_id).into())
-            }
-            _ => None,
-        }
-    }
+    // SAFETY: a sockaddr_storage is initialised in its whole length.
+    base::sockaddr::parse(unsafe { std::slice::from_raw_parts(ptr::from_ref(storage).cast(), size_of_val(storage)) })
 }
 
 /// Returns an AF_INET or AF_INET6 address; an IPv4-mapped IPv6 address becomes an IPv4 address.

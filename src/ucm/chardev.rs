@@ -1,6 +1,6 @@
 //! Finds and opens the `rdma_cm` character device. All allocations are fallible.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::errno::{Errno, Result};
+use crate::os::event;
 use crate::os::library_fds::OwnFd;
 use crate::os::netlink;
 use crate::os::text::FixedString;
@@ -214,10 +215,9 @@ impl Watch {
 
     /// Waits for a change or a signal. Returns false if neither occurs before the deadline.
     fn changed_before(&self, deadline: Instant) -> Result<bool> {
-        let left = deadline.saturating_duration_since(Instant::now());
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: `poll` is one pollfd, as the count says.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, left.as_millis() as c_int) };
+        let ready = unsafe { libc::poll(&raw mut poll, 1, event::poll_time(Some(deadline))) };
         if ready < 0 && Errno::last() != Errno::EINTR {
             return Err(Errno::last());
         }

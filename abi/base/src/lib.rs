@@ -4,6 +4,7 @@
 #![no_std]
 
 pub mod auto_config;
+pub mod bytes;
 pub mod clock;
 pub mod errno;
 pub mod ibacm;

@@ -1,6 +1,7 @@
 //! The kernel's reports of its TCP sockets: sock_diag(7) requests and answers (linux/inet_diag.h),
 //! and `struct tcp_info` (linux/tcp.h). No I/O.
 
+use crate::bytes::{u32_at, u64_at};
 use crate::netlink::{MESSAGE_HEADER, write_header};
 
 /// Message type of requests and answers (linux/sock_diag.h).
@@ -60,14 +61,4 @@ pub fn bytes(info: &[u8]) -> Option<(u64, u64)> {
 /// a segment.
 pub fn was_established(info: &[u8]) -> bool {
     u32_at(info, 192).is_some_and(|delivered| delivered != 0)
-}
-
-/// Reads a 32-bit number in the machine's byte order.
-pub fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*bytes.get(offset..)?.first_chunk()?))
-}
-
-/// Reads a 64-bit number in the machine's byte order.
-pub fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
-    Some(u64::from_ne_bytes(*bytes.get(offset..)?.first_chunk()?))
 }

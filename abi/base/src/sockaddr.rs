@@ -3,20 +3,19 @@
 
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
+use crate::bytes::{array, u16_at, u32_at};
+
 /// Parses a `sockaddr_in` or `sockaddr_in6`. Returns `None` if it is cut short or has another
 /// family.
 pub fn parse(bytes: &[u8]) -> Option<SocketAddr> {
-    let family = u16::from_ne_bytes(*bytes.first_chunk()?);
-    let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
+    let family = u16_at(bytes, 0)?;
+    let port = u16::from_be(u16_at(bytes, 2)?);
     match i32::from(family) {
         libc::AF_INET if bytes.len() >= size_of::<libc::sockaddr_in>() => {
-            let ip: [u8; 4] = *bytes.get(4..)?.first_chunk()?;
-            Some(SocketAddrV4::new(Ipv4Addr::from(ip), port).into())
+            Some(SocketAddrV4::new(Ipv4Addr::from(array::<4>(bytes, 4)?), port).into())
         }
         libc::AF_INET6 => {
-            let ip: [u8; 16] = *bytes.get(8..)?.first_chunk()?;
-            let scope = u32::from_ne_bytes(*bytes.get(24..)?.first_chunk()?);
-            Some(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope).into())
+            Some(SocketAddrV6::new(Ipv6Addr::from(array::<16>(bytes, 8)?), port, 0, u32_at(bytes, 24)?).into())
         }
         _ => None,
     }

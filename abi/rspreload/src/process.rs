@@ -6,6 +6,7 @@
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, Ordering};
+use core::time::Duration;
 
 /// The process that owns the memory. 0 until the library is loaded completely.
 static OWNER: AtomicI32 = AtomicI32::new(0);
@@ -53,7 +54,7 @@ impl Deadline {
 /// of the monotonic clock. The time-out was given as an int of milliseconds, so the result fits an
 /// int.
 pub fn left_until(end: i64) -> c_int {
-    ((end - now()).max(0) as u64).div_ceil(1_000_000) as c_int
+    base::clock::millis(Some(Duration::from_nanos((end - now()).max(0) as u64)))
 }
 
 /// Converts a time to milliseconds for a time-out, rounded up.

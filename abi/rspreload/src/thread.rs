@@ -3,6 +3,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
 use core::{mem, ptr};
 
 use base::sleep::{disable, futex_wait, futex_wake, restore_state};
@@ -84,9 +85,9 @@ impl Drop for SignalsBlocked {
 
 /// Sleeps while the word is `value`, for at most `seconds` (0: no limit). A wake-up or a signal may
 /// end the sleep early. Returns false after a time-out.
-pub fn sleep_while(word: &AtomicU32, value: u32, seconds: i64) -> bool {
-    let limit = libc::timespec { tv_sec: seconds, tv_nsec: 0 };
-    futex_wait(word.as_ptr(), value, (seconds != 0).then_some(&limit)) == 0 || errno::get() != libc::ETIMEDOUT
+pub fn sleep_while(word: &AtomicU32, value: u32, seconds: u64) -> bool {
+    let limit = (seconds != 0).then(|| base::clock::timespec(Duration::from_secs(seconds)));
+    futex_wait(word.as_ptr(), value, limit.as_ref()) == 0 || errno::get() != libc::ETIMEDOUT
 }
 
 /// Wakes all threads that sleep on a word.

@@ -55,7 +55,7 @@ pub fn wait_for_move(fd: c_int) -> bool {
 
 /// Limit of a wait for another thread's decision, in seconds: longer than any decision takes. In a
 /// child of fork(2) the other thread may exist in the parent only.
-const DECISION_TIMEOUT: i64 = 60;
+const DECISION_TIMEOUT: u64 = 60;
 
 /// Number of decisions so far: the futex on which threads wait for a decision.
 static DECISIONS: AtomicU32 = AtomicU32::new(0);

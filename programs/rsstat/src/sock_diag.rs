@@ -7,9 +7,10 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use base::bytes::u32_at;
 use base::netlink::{Attributes, Messages};
 use base::sock_diag::{
-    self, ANSWER, BY_FAMILY, CLOSE_WAIT, CLOSING, ESTABLISHED, FIN_WAIT1, FIN_WAIT2, LAST_ACK, REQUEST, u32_at,
+    self, ANSWER, BY_FAMILY, CLOSE_WAIT, CLOSING, ESTABLISHED, FIN_WAIT1, FIN_WAIT2, LAST_ACK, REQUEST,
 };
 use libc::{NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_OVERRUN};
 use nix::errno::Errno;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::offset_of;
 use std::net::{Ipv6Addr, SocketAddr};
 
-use base::sock_diag::{u32_at, u64_at};
+use base::bytes::{u32_at, u64_at};
 use base::socket_table as layout;
 use base::socket_table::{Counters, Entry, Header};
 

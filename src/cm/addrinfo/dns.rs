@@ -5,9 +5,10 @@ use std::mem::zeroed;
 use std::ptr::{self, NonNull};
 use std::slice;
 
+use base::bytes::{array, u16_at, u32_at};
 use libc::{AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DGRAM, SOCK_STREAM, addrinfo, sockaddr};
 
-use crate::acm::addr::{DEFAULT_PKEY, array, ib, with_port};
+use crate::acm::addr::{DEFAULT_PKEY, ib, with_port};
 use crate::cm::addrinfo::list::Entry;
 use crate::cm::addrinfo::{GaiError, Hints};
 use crate::errno::Result;
@@ -104,16 +105,15 @@ fn types(info: &addrinfo, hints: Option<&Hints>) -> (c_int, c_int) {
 }
 
 fn family_of(addr: &[u8]) -> c_int {
-    addr.first_chunk().map_or(0, |family| c_int::from(u16::from_ne_bytes(*family)))
+    u16_at(addr, 0).map_or(0, c_int::from)
 }
 
 /// Converts an IPv6 address to an AF_IB address. Returns `None` for any other address.
 fn gid_address(addr: &[u8], port_space: c_int) -> Option<SockAddr> {
     let addr = SockAddr::from_bytes(addr).ok().filter(|addr| addr.family() == AF_INET6)?;
-    let (flow, scope) = (array(addr.bytes(), 4)?, u32::from_ne_bytes(array(addr.bytes(), 24)?));
     let ib = SockaddrIb {
-        flowinfo: u32::from_ne_bytes(flow),
-        scope_id: u64::from(scope),
+        flowinfo: u32_at(addr.bytes(), 4)?,
+        scope_id: u32_at(addr.bytes(), 24)?.into(),
         ..ib(array(addr.bytes(), 8)?, DEFAULT_PKEY)
     };
     Some(SockAddr::from_ib(&with_port(ib, port_space as u16, u16::from_be(port(addr.storage())))))
