@@ -31,18 +31,19 @@ const PRELOAD_CONFIG: &str = "preload_config";
 const AUTO_CONFIG: &str = "auto_config";
 
 pub fn check(report: &mut Report) {
-    rsocket(report);
+    rsocket(report, RSOCKET);
     environment(report);
 }
 
-fn rsocket(report: &mut Report) {
-    if !Path::new(RSOCKET).is_dir() {
+/// Checks the files of a directory: [`RSOCKET`], or a test's.
+fn rsocket(report: &mut Report, directory: &str) {
+    if !Path::new(directory).is_dir() {
         return report
-            .ok(Check::Configuration, format!("{RSOCKET} does not exist: rsockets use their built-in defaults"));
+            .ok(Check::Configuration, format!("{directory} does not exist: rsockets use their built-in defaults"));
     }
     let before = report.len();
-    for name in entries(RSOCKET) {
-        let path = format!("{RSOCKET}/{name}");
+    for name in entries(directory) {
+        let path = format!("{directory}/{name}");
         let is_known = FILES.contains(&name.as_str()) || [PRELOAD_CONFIG, AUTO_CONFIG].contains(&name.as_str());
         match fs::read_to_string(&path) {
             Ok(text) if name == PRELOAD_CONFIG => ignored(report, &path, preload_rules::problems(text.as_bytes())),
@@ -68,7 +69,7 @@ fn rsocket(report: &mut Report) {
         }
     }
     if report.len() == before {
-        report.ok(Check::Configuration, format!("the files of {RSOCKET} are correct"));
+        report.ok(Check::Configuration, format!("the files of {directory} are correct"));
     }
 }
 
@@ -99,6 +100,7 @@ fn environment(report: &mut Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::State;
 
     #[test]
     fn lines_of_librspreload_are_checked() {
@@ -115,6 +117,31 @@ mod tests {
             report.len() == before
         };
         assert!(rules("nc INET STREAM *\n") && !rules("nc INET STREM *\n"));
+    }
+
+    #[test]
+    fn files_are_settings_with_numbers() {
+        let directory = std::env::temp_dir().join(format!("rsocket-settings-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        let state_with = |name: &str, text: &str| {
+            let file = directory.join(name);
+            fs::write(&file, text).unwrap();
+            let mut report = Report::default();
+            rsocket(&mut report, directory.to_str().unwrap());
+            fs::remove_file(file).unwrap();
+            (report.len(), report.worst())
+        };
+        let states = [
+            state_with("mem_default", "131072\n"),
+            state_with("polling_time", " 10 microseconds\n"),
+            state_with("mem_default", "128k\n"),
+            state_with("mem_default", ""),
+            state_with("mem_defaults", "131072\n"),
+        ];
+        fs::remove_dir(&directory).unwrap();
+        assert_eq!(states.map(|(findings, _)| findings), [1; 5]);
+        let (ok, warning) = (State::Ok, State::Warning);
+        assert_eq!(states.map(|(_, state)| state), [ok, ok, warning, warning, warning]);
     }
 
     /// rsocket(7) lists the files as `.It Pa NAME`.

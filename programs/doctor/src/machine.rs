@@ -142,7 +142,11 @@ pub fn limits(report: &mut Report) {
         ),
         Some(limit) => report.ok(Check::Memlock, format!("{} of memory may be locked (ulimit -l)", kilobytes(limit))),
     }
-    match soft_limit(Resource::RLIMIT_NOFILE) {
+    descriptors(report, soft_limit(Resource::RLIMIT_NOFILE));
+}
+
+fn descriptors(report: &mut Report, limit: Option<u64>) {
+    match limit {
         Some(limit) if limit < 256 => report.warning(
             Warning::DescriptorsFew,
             format!("{limit} descriptors may be open (ulimit -n); an rsocket takes two"),
@@ -169,4 +173,19 @@ fn has_lock_capability() -> bool {
     let status = devices::read("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> CAP_IPC_LOCK & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::State;
+
+    #[test]
+    fn few_descriptors_are_a_warning() {
+        for (limit, state) in [(Some(255), State::Warning), (Some(256), State::Ok), (None, State::Ok)] {
+            let mut report = Report::default();
+            descriptors(&mut report, limit);
+            assert_eq!(report.worst(), state, "{limit:?}");
+        }
+    }
 }
