@@ -563,6 +563,27 @@ P
     facts="by RDMA and by TCP, $listed lists while processes ended"
 }
 
+# Listeners that cannot use RDMA keep no slot: after more of them than there are slots, one that can uses it.
+case_slots_of_failed_listeners() {
+    ip addr replace 10.99.0.1/32 dev lo
+    port=$((port + 1))
+    start auto "$python" -c '
+import socket, sys
+for _ in range(65):
+    socket.create_server(("10.99.0.1", 0)).close()
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("listening", flush=True)
+connection, _ = server.accept()
+connection.sendall(connection.recv(1))' "$ADDR" "$port" || return 1
+    with auto "$work/client.log" timeout 60 "$python" -c '
+import socket, sys
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+connection.sendall(b"x")
+assert connection.recv(1) == b"x"' "$ADDR" "$port" >"$work/client.out" 2>"$work/client.err" || return 1
+    facts=$(said "$work/server.log")
+    [ "$facts" = RDMA ]
+}
+
 # librspreload-full.so: the calls of full.c, which pass with TCP sockets, too.
 case_full() {
     local mode full=${ours%.so}-full.so
