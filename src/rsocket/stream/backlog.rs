@@ -31,9 +31,8 @@ const MIN_WAITING_LIMIT: usize = 1024;
 
 /// How long requests wait after rlisten(3) unless raccept(3) is called. Programs may set the
 /// options of their connections right after rlisten(3), because rdma-core answers requests in
-/// raccept(3). With 2 ms the test half_open fails over soft-iWARP: when the peers of waiting
-/// requests have given up, a later connection fails with `ENOMEM`; the cause is not known.
-const OPTIONS_TIME: Duration = Duration::from_micros(500);
+/// raccept(3).
+const OPTIONS_TIME: Duration = Duration::from_millis(20);
 
 /// Minimum time that a connection in the handshake keeps its slot while requests wait for one. The
 /// peer may consider itself connected while its last message is still on the way.
