@@ -129,10 +129,14 @@ help: ## list the targets
 preconditions:
 	@scripts/preconditions
 
+# For size: what is not marked #[inline] becomes part of its callers only if it is short. The paths of messages are
+# marked.
+release_flags := -C llvm-args=-inline-threshold=40
+
 # One call builds all: crates are compiled side by side, and cargo knows whether there is something
 # to do. make looks at the files afterwards.
 build: preconditions
-	$(RUN_CARGO) build --profile $(BUILD) --locked -p rdmacm -p rspreload -p iwpmd -p rdmacm-doctor -p rsstat
+	$(if $(filter release,$(BUILD)),RUSTFLAGS="$(RUSTFLAGS) $(release_flags)" )$(RUN_CARGO) build --profile $(BUILD) --locked -p rdmacm -p rspreload -p iwpmd -p rdmacm-doctor -p rsstat
 
 $(ARCHIVE) $(PRELOAD_ARCHIVE) $(IWPMD_BUILT) $(DOCTOR_BUILT) $(RSSTAT_BUILT): build ;
 

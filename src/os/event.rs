@@ -23,18 +23,21 @@ pub struct Deadline(Option<Instant>);
 impl Deadline {
     /// Returns the deadline `timeout` milliseconds from now. If `timeout` is negative, the deadline
     /// never comes, as for poll(2).
+    #[inline]
     pub fn after_ms(timeout: c_int) -> Deadline {
         Deadline::after(u64::try_from(timeout).ok().map(Duration::from_millis))
     }
 
     /// Returns the deadline `time` from now. If `time` is `None` or beyond the clock's range, the
     /// deadline never comes.
+    #[inline]
     pub fn after(time: Option<Duration>) -> Deadline {
         Deadline(time.and_then(|time| Instant::now().checked_add(time)))
     }
 
     /// Returns the time left, zero if the deadline has passed; `None` for a deadline that never
     /// comes.
+    #[inline]
     pub fn left(&self) -> Option<Duration> {
         self.0.map(|end| end.saturating_duration_since(Instant::now()))
     }
@@ -167,19 +170,22 @@ pub fn set_nonblocking(fd: RawFd, on: bool) -> Result<()> {
 }
 
 /// Returns the number of CPUs that the process may run on; determined at the first call.
+#[inline]
 pub fn cpus() -> c_int {
     static COUNT: AtomicI32 = AtomicI32::new(0);
     let known = COUNT.load(Ordering::Relaxed);
-    if known != 0 {
-        return known;
-    }
+    if known != 0 { known } else { count_cpus(&COUNT) }
+}
+
+#[cold]
+fn count_cpus(known: &AtomicI32) -> c_int {
     let mut set = MaybeUninit::<libc::cpu_set_t>::zeroed();
     // SAFETY: `set` is writable, and all zeros are a valid value.
     let count = unsafe {
         let failed = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), set.as_mut_ptr()) != 0;
         if failed { 1 } else { libc::CPU_COUNT(set.assume_init_ref()).max(1) }
     };
-    COUNT.store(count, Ordering::Relaxed);
+    known.store(count, Ordering::Relaxed);
     count
 }
 
@@ -199,6 +205,7 @@ pub fn descriptor_limit() -> usize {
 
 /// Returns the time until `deadline`; `None` without a deadline. Fails with `ETIMEDOUT` once the
 /// deadline has passed.
+#[inline]
 pub fn left(deadline: Option<Instant>) -> Result<Option<Duration>> {
     match Deadline(deadline).left() {
         Some(Duration::ZERO) => Err(Errno::ETIMEDOUT),

@@ -60,6 +60,7 @@ static HAS_HAD_SOCKETS: AtomicBool = AtomicBool::new(false);
 struct Sockets;
 
 impl Lookup for Sockets {
+    #[inline]
     fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>> {
         match &*TABLE.get(fd)? {
             Object::Socket(Socket::Stream(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),

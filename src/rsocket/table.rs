@@ -46,6 +46,7 @@ struct Slot<T> {
 }
 
 impl<T> Slot<T> {
+    #[inline]
     fn get(&self) -> Option<Arc<T>> {
         let pinned = self.pin()?;
         // SAFETY: the object is from `Arc::into_raw`, and the slot keeps its reference while
@@ -153,6 +154,7 @@ impl<T: Send + Sync> Table<T> {
     }
 
     /// Returns the object of `fd`.
+    #[inline]
     pub fn get(&self, fd: c_int) -> Option<Arc<T>> {
         self.slot(fd)?.get()
     }

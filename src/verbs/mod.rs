@@ -44,6 +44,7 @@ macro_rules! operation {
 
 /// Makes a call that returns 0 or an errno value, with cancellation disabled: providers may have
 /// cancellation points.
+#[inline]
 fn check(call: impl FnOnce() -> c_int) -> Result<()> {
     let result = disabled(call);
     if result == 0 { Ok(()) } else { Err(Errno::new(result)) }

@@ -285,6 +285,7 @@ impl ChannelHandle {
     ///
     /// # Safety
     /// The channel is live until this returns.
+    #[inline]
     pub unsafe fn take(self) -> Result<CqEvent> {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is live: guaranteed by the caller; both pointers are writable.

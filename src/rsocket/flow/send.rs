@@ -154,6 +154,7 @@ impl Sender {
     }
 
     /// Returns whether a data message can be sent.
+    #[inline]
     pub fn is_ready(&self) -> bool {
         self.has_credit() && self.target.length != 0 && self.has_space()
     }

@@ -102,6 +102,7 @@ impl EventSource for Stream {
         Words::here().address()
     }
 
+    #[inline]
     fn lock(&self) -> Guard<'_> {
         Stream::lock(self)
     }

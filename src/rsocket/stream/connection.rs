@@ -379,6 +379,7 @@ impl Connection {
     }
 
     /// Returns whether data can be sent.
+    #[inline]
     pub fn can_send(&self) -> bool {
         self.failed.is_none() && self.send.flow.is_ready()
     }
@@ -459,6 +460,7 @@ impl Connection {
     }
 
     /// Counts an event that was read. Returns whether it belongs to the receive CQ.
+    #[inline]
     pub fn note_event(&mut self, event: &CqEvent) -> bool {
         if self.receive.note_event(event) {
             return true;

@@ -508,6 +508,7 @@ impl State {
     /// Fails with the pending error or `ENOTCONN` if there is no connection and never was. While
     /// the socket is connecting, fails with `EAGAIN` if `nonblocking`; otherwise succeeds, and the
     /// caller waits. Fails with `EBADF` if the socket is closed.
+    #[inline]
     fn check_connected(&mut self, nonblocking: bool) -> Result<()> {
         match self.phase {
             Phase::Connected | Phase::Disconnected => Ok(()),
@@ -625,6 +626,7 @@ impl Stream {
     }
 
     /// Notifies the threads that wait in [`wait_while`](Self::wait_while).
+    #[inline]
     fn notify_waiting(&self, state: &State) {
         if state.connection.as_ref().is_some_and(|connection| connection.is_awaited()) {
             self.changed.notify();

@@ -265,6 +265,7 @@ impl ReceiveSide {
 
     /// Copies unread data after its first `skip` bytes, and leaves the data unread. Returns the
     /// number of bytes copied.
+    #[inline]
     pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
         let mut done = 0;
         while done < into.len() {

@@ -272,6 +272,7 @@ impl SendSide {
         }
     }
 
+    #[inline]
     pub fn arm_cq(&mut self) -> Result<()> {
         self.cq.arm()?;
         self.cq_armed = true;
@@ -379,6 +380,7 @@ impl Connection {
 
     /// Reserves one or two messages for the beginning of `data`. Returns the messages, or `None` if
     /// nothing can be sent now. `begun`: the program's call has already sent data.
+    #[inline]
     pub fn plan<S: Source>(&mut self, data: S, begun: bool) -> Option<Planned<S>> {
         let wanted = if begun { data.size() } else { self.send.flow.first_message(data.size()) };
         let (data, _) = data.split(wanted);
@@ -389,6 +391,7 @@ impl Connection {
         Some(Planned { first, second })
     }
 
+    #[inline]
     fn reserve<S: Source>(&mut self, data: S, inline: bool) -> Option<(SendWr, S)> {
         let chunk = self.send.flow.take(data.size(), inline)?;
         let (bytes, _) = data.split(chunk.len as usize);
@@ -469,6 +472,7 @@ impl Connection {
 
     /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer, and grows
     /// the buffer if it limits the stream.
+    #[inline]
     fn make_space(&mut self, len: usize) {
         if !self.send.flow.has_room(len) {
             if !self.send.flow.is_idle() {
