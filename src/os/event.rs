@@ -241,6 +241,13 @@ mod tests {
     }
 
     #[test]
+    fn deadline_beyond_the_clock_is_none() {
+        let poll_timeout = |deadline: Deadline| left(deadline.instant()).map(millis);
+        assert_eq!(poll_timeout(Deadline::after(Some(Duration::MAX))), Ok(-1));
+        assert!(poll_timeout(Deadline::after(Some(Duration::from_nanos(1)))).unwrap_or(0) <= 1);
+    }
+
+    #[test]
     fn deadlines() {
         assert!(Deadline::after_ms(0).passed());
         assert!(!Deadline::after_ms(-1).passed());
