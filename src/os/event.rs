@@ -112,11 +112,6 @@ impl KernelEpoll {
         OwnFd::new(unsafe { libc::syscall(libc::SYS_epoll_create1, flags) } as c_int).map(KernelEpoll)
     }
 
-    /// Drops the instance without closing its descriptor, which the program has closed.
-    pub fn forget(self) {
-        self.0.forget();
-    }
-
     /// Duplicates the descriptor.
     pub fn duplicate(&self) -> Result<KernelEpoll> {
         OwnFd::duplicate(self.0.as_raw_fd()).map(KernelEpoll)

@@ -16,7 +16,7 @@ use super::pollable::{Lookup, Pollable};
 use super::select::{self, Sets};
 use super::stream::{self, Received, Stream, Value};
 use super::table::Table;
-use super::{pinned_budget, poll, process, reactor};
+use super::{pinned_budget, poll, process};
 use crate::diag::{self, Endpoints};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_arc;
@@ -371,7 +371,6 @@ pub fn is_asked_at_any_time(level: c_int, name: c_int) -> bool {
 /// rgetsockopt(3).
 pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
     match (level, name) {
-        (private::LEVEL, private::LONGEST_TURN) => Ok(Value::int(reactor::longest_iteration())),
         (private::LEVEL, private::IS_OWN) => Ok(Value::int(library_fds::is_own(fd).into())),
         (private::LEVEL, private::MARKS) => Ok(Value::marks(library_fds::marks())),
         _ => match socket_of(fd)? {

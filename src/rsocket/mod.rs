@@ -21,5 +21,4 @@ mod table;
 pub mod wire;
 
 #[cfg(fuzzing)]
-pub use stream::after_calls;
-pub use stream::{address, name_len};
+pub use stream::StreamOptions;

@@ -1,19 +1,14 @@
-//! Process-wide budget for growing stream buffers. The file `grow_limit` sets it, 64 MB by default
-//! (rsocket(7)).
+//! Process-wide budget for stream buffers: the memory of idle connections, full receive buffers, and
+//! buffers that have grown beyond the full size.
 //!
-//! Buffers larger than 512 KB are for processes with few busy streams: they may use only the first
-//! sixteenth of the budget, which may fit into the CPU's caches.
+//! Buffers grow while all of these together take less than `grow_limit` (rsocket(7)), 64 MB by
+//! default, and less than a quarter of the memory that the process may lock. Receive buffers get
+//! the full size within three quarters of that memory. The rest is for new connections, and for
+//! send buffers of the full size. If a connection or buffer still fails for lack of memory, idle
+//! streams return the growth of their send buffers, receive buffers shrink when the peer moves to
+//! the other half, and no buffer grows for a while.
 //!
-//! The budget never exceeds a quarter of the memory that the process may lock, because new
-//! connections need the rest. If a new connection still fails for lack of memory, idle streams
-//! return the growth of their send buffers, receive buffers shrink when the peer moves to the other
-//! half, and no buffer grows for a while.
-//!
-//! The full receive buffer that a new stream gets is not growth. It is taken from a budget of its
-//! own: three quarters of the memory that the process may lock, less what all connections need
-//! while they are idle. The rest is for new connections, and for send buffers.
-//!
-//! Each budget is an atomic counter without a lock. A [`Reservation`] returns its bytes when it is
+//! The budget is an atomic counter without a lock. A [`Reservation`] returns its bytes when it is
 //! dropped.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,17 +19,13 @@ use super::config::defaults;
 use crate::errno::{Errno, Result};
 use crate::os::{event, pages};
 
-/// Bytes taken from the budget for growth, and from the one for full receive buffers.
+/// Bytes taken from the budget.
 static USED: AtomicU64 = AtomicU64::new(0);
-static USED_FULL: AtomicU64 = AtomicU64::new(0);
 
-/// Buffers larger than [`LARGE`] bytes may use this fraction of the budget: one sixteenth.
-const LARGE_PART: u64 = 16;
-const LARGE: u32 = 1 << 19;
-/// The budget is at most this fraction of the lockable memory: one quarter.
-const LOCKED_PART: u64 = 4;
-/// The budget for full receive buffers is this many quarters of the lockable memory.
-const FULL_PARTS: u64 = 3;
+/// Buffers grow beyond the full size within one quarter of the lockable memory, and to the full size
+/// within three.
+const QUARTERS: u64 = 4;
+const FULL_QUARTERS: u64 = 3;
 /// Time during which no buffer grows after a connection lacked memory, in milliseconds.
 const PAUSE: u64 = 10_000;
 
@@ -62,7 +53,7 @@ pub fn is_needed() -> bool {
 /// rsocket's lock.
 pub fn with_memory<T>(make: impl Fn() -> Result<T>) -> Result<T> {
     match make() {
-        Err(Errno::ENOMEM) if [&USED, &USED_FULL].iter().any(|used| used.load(Ordering::Relaxed) > 0) => {
+        Err(Errno::ENOMEM) if USED.load(Ordering::Relaxed) > 0 => {
             PAUSED.store(event::monotonic_ms() + PAUSE, Ordering::Relaxed);
             if let Some(reclaim) = RECLAIM.get() {
                 reclaim();
@@ -73,17 +64,13 @@ pub fn with_memory<T>(make: impl Fn() -> Result<T>) -> Result<T> {
     }
 }
 
-/// Returns the budget for growth, in bytes. `lockable` is `None` if memory locking is unlimited.
-fn limit_of(grow_limit: u32, lockable: Option<u64>) -> u64 {
-    lockable.map_or(u64::MAX, |bytes| bytes / LOCKED_PART).min(grow_limit.into())
+/// Returns this number of quarters of the lockable memory, in bytes. `lockable` is `None` if memory
+/// locking is unlimited.
+fn quarters(count: u64, lockable: Option<u64>) -> u64 {
+    lockable.map_or(u64::MAX, |bytes| bytes / QUARTERS * count)
 }
 
-/// Returns the budget for full receive buffers, in bytes.
-fn full_limit_of(lockable: Option<u64>) -> u64 {
-    lockable.map_or(u64::MAX, |bytes| bytes / LOCKED_PART * FULL_PARTS)
-}
-
-/// A reserved part of a budget. Lives as long as the buffer that it is for.
+/// A reserved part of the budget. Lives as long as the buffer that it is for.
 #[derive(Debug)]
 pub struct Reservation {
     used: &'static AtomicU64,
@@ -91,24 +78,23 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Reserves `bytes` for growth. Returns `None` if too few are left, or if a connection lacked
-    /// memory lately.
-    pub fn take(bytes: u32) -> Option<Reservation> {
-        let limit = limit_of(defaults().grow_limit, pages::locked_memory_limit());
-        Reservation::take_of(&USED, bytes, if bytes > LARGE { limit / LARGE_PART } else { limit })
+    /// Reserves `bytes` for a buffer that exceeds the full size. Returns `None` if too few are left,
+    /// or if a connection lacked memory lately.
+    pub fn take_growth(bytes: u32) -> Option<Reservation> {
+        let limit = quarters(1, pages::locked_memory_limit()).min(defaults().grow_limit.into());
+        Reservation::take_of(&USED, bytes, limit)
     }
 
-    /// Reserves `bytes` for a new stream, in the budget for full receive buffers, even if too few
-    /// are left.
+    /// Reserves `bytes` for a new stream, even if too few are left.
     pub fn take_idle(bytes: u32) -> Reservation {
-        USED_FULL.fetch_add(bytes.into(), Ordering::Relaxed);
-        Reservation { used: &USED_FULL, bytes }
+        USED.fetch_add(bytes.into(), Ordering::Relaxed);
+        Reservation { used: &USED, bytes }
     }
 
     /// Reserves `bytes` for a full receive buffer. Returns `None` if too few are left, or if a
     /// connection lacked memory lately.
     pub fn take_full(bytes: u32) -> Option<Reservation> {
-        Reservation::take_of(&USED_FULL, bytes, full_limit_of(pages::locked_memory_limit()))
+        Reservation::take_of(&USED, bytes, quarters(FULL_QUARTERS, pages::locked_memory_limit()))
     }
 
     fn take_of(used: &'static AtomicU64, bytes: u32, limit: u64) -> Option<Reservation> {
@@ -129,10 +115,9 @@ impl Drop for Reservation {
     }
 }
 
-/// Resets the counters in a child of fork(), which has none of its parent's buffers.
+/// Resets the counter in a child of fork(), which has none of its parent's buffers.
 pub fn in_child() {
     USED.store(0, Ordering::Relaxed);
-    USED_FULL.store(0, Ordering::Relaxed);
 }
 
 #[cfg(test)]
@@ -153,9 +138,8 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_is_a_quarter_of_the_lockable_memory() {
-        assert_eq!((limit_of(100, None), limit_of(100, Some(1000)), limit_of(100, Some(200))), (100, 100, 50));
-        assert_eq!(limit_of(100, Some(u64::MAX)), 100);
-        assert_eq!((full_limit_of(None), full_limit_of(Some(8 << 20))), (u64::MAX, 6 << 20));
+    fn quarters_of_the_lockable_memory() {
+        assert_eq!((quarters(1, None), quarters(3, None), quarters(1, Some(203))), (u64::MAX, u64::MAX, 50));
+        assert_eq!(quarters(FULL_QUARTERS, Some(8 << 20)), 6 << 20);
     }
 }

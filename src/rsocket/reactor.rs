@@ -3,8 +3,8 @@
 //! One thread waits for connection manager events, packets on UDP sockets, and timers. It never
 //! blocks. Making and freeing a connection takes commands that may block in the firmware of an
 //! adapter, so services with [`Role::Setup`] are called by another thread, the worker, from a queue
-//! of jobs. The threads start with the first registrations that need them. On the data path, only
-//! small messages that are held, and the first messages of a connection, may need the threads.
+//! of jobs. The threads start with the first registration. On the data path, only small messages
+//! that are held, and the first messages of a connection, may need the threads.
 
 mod registrations;
 #[cfg(test)]
@@ -13,7 +13,6 @@ mod tests;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
@@ -27,9 +26,9 @@ use crate::os::sync::Changes;
 /// has just changed.
 pub trait Service: Send + Sync {
     /// Called when the descriptor registered as `key` is readable, or writable if
-    /// [`set_writable_wanted`] requested this. Waits at most [`LOCK_TIMEOUT`] for a lock that may
-    /// be held during a command, with the exceptions in docs/concurrency.md. Returns false if the
-    /// service is busy: it is called again after a pause.
+    /// [`set_writable_wanted`] requested this. Waits for no lock that may be held during a command,
+    /// with the exceptions in docs/concurrency.md. Returns false if the service is busy: it is
+    /// called again after a pause.
     fn service(self: Arc<Self>, key: Key) -> bool;
     /// Called when the timer of `key` has expired. Waits and returns like
     /// [`service`](Self::service).
@@ -42,9 +41,6 @@ pub trait Service: Send + Sync {
         true
     }
 }
-
-/// How long a service waits for a lock that another thread holds, which may be in a command.
-pub const LOCK_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// Which thread calls a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +73,6 @@ pub fn register_disabled(role: Role, fd: c_int, service: Arc<dyn Service>) -> Re
 
 fn add(registration: Registration) -> Result<Key> {
     let mut guard = REACTOR.lock();
-    if let Some(lost) = guard.take_if(|reactor| !reactor.is_usable()) {
-        lost.abandon();
-    }
     let reactor = match &mut *guard {
         Some(reactor) => reactor,
         none => none.insert(Reactor::start()?),
@@ -108,8 +101,7 @@ pub fn unregister(key: Key) {
 /// descriptor for the new file.
 pub fn replace_file(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<()> {
     let guard = REACTOR.lock();
-    let reactor = guard.as_ref().filter(|reactor| reactor.is_usable());
-    let found = reactor.and_then(|reactor| Some((reactor.find_fd(fd)?, &reactor.epoll)));
+    let found = guard.as_ref().and_then(|reactor| Some((reactor.find_fd(fd)?, &reactor.epoll)));
     let Some((event, epoll)) = found else { return replace() };
     // The old file may be open in a child as well, so it would stay in the epoll.
     let _ = epoll.control(libc::EPOLL_CTL_DEL, fd, None);
@@ -120,8 +112,7 @@ pub fn replace_file(fd: RawFd, replace: impl FnOnce() -> Result<()>) -> Result<(
 /// Changes the descriptor of a registration to `fd`, which is open. The old descriptor may be
 /// closed afterwards.
 pub fn set_fd(key: Key, fd: c_int) -> Result<()> {
-    let mut guard = REACTOR.lock();
-    guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?.set_fd(key, fd)
+    with_reactor(|reactor| reactor.set_fd(key, fd)).unwrap_or(Err(Errno::EBADF))
 }
 
 /// Watches a second descriptor, `fd`, until it is readable the next time: then
@@ -133,14 +124,7 @@ pub fn watch_channel(key: Key, fd: c_int) -> Result<()> {
 
 /// Like [`watch_channel`], but begins to watch after `delay`.
 pub fn watch_channel_later(key: Key, fd: c_int, delay: Duration) -> Result<()> {
-    let mut guard = REACTOR.lock();
-    let reactor = guard.as_mut().filter(|reactor| reactor.is_usable()).ok_or(Errno::EBADF)?;
-    let registration = reactor.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
-    if registration.second != Some((fd, true)) {
-        registration.second = Some((fd, false));
-    }
-    reactor.set_after(key, Call::Channel, delay);
-    Ok(())
+    with_reactor(|reactor| reactor.watch_second_later(key, fd, delay)).unwrap_or(Err(Errno::EBADF))
 }
 
 /// Disables a descriptor for `time`: its events cannot be handled now, and other services must not
@@ -191,44 +175,35 @@ pub(super) fn after_fork_in_parent() {
 pub(super) unsafe fn after_fork_in_child() {
     // SAFETY: the process has no other thread: guaranteed by the caller.
     unsafe { REACTOR.after_fork_in_child(|| None) };
-    let left = REACTOR.try_lock().and_then(|mut reactor| reactor.take());
-    match left {
+    if let Some(left) = REACTOR.try_lock().and_then(|mut reactor| reactor.take()) {
         // The descriptors are copies, which the child closes. The services are leaked: threads that
         // do not exist here may have locked them.
-        Some(left) if left.wake.is_unchanged() => mem::forget((left.registrations, left.timers)),
-        Some(left) => left.abandon(),
-        None => {}
+        mem::forget((left.registrations, left.timers));
     }
 }
 
 /// Counts changes of the worker's queue. The worker sleeps until the count changes.
 static JOBS: Changes = Changes::new();
 
-/// Duration of the longest iteration of either thread since the last query, in microseconds.
-static LONGEST_ITERATION: AtomicU64 = AtomicU64::new(0);
-
-/// Returns the duration of the longest iteration since the last call, in microseconds.
-pub fn longest_iteration() -> c_int {
-    c_int::try_from(LONGEST_ITERATION.swap(0, Ordering::Relaxed)).unwrap_or(c_int::MAX)
+/// Starts both threads. If only the first one can be started, it finds no reactor, and ends.
+fn start_threads() -> Result<()> {
+    spawn(handle_events)?;
+    spawn(work)
 }
 
-/// Starts the thread of `role` for the reactor with this number. All signals are blocked, so that
+/// Starts a thread of the reactor. All signals are blocked, so that
 /// the thread receives none of the program's. The standard library's spawn would abort without
 /// memory. The stack has the default size: a smaller one might not hold the program's thread-local
 /// variables, which are stored on it.
-fn spawn(role: Role, number: usize) -> Result<()> {
-    let main = match role {
-        Role::Events => handle_events,
-        Role::Setup => work,
-    };
+fn spawn(main: extern "C" fn(*mut c_void) -> *mut c_void) -> Result<()> {
     // SAFETY: signal sets and the thread's handle are local variables, of which zeros are values,
-    // and the thread's argument is a number. A thread that was created is detached once.
+    // and the thread ignores its argument. A thread that was created is detached once.
     unsafe {
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (mem::zeroed(), mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
         let mut thread: libc::pthread_t = mem::zeroed();
-        let result = libc::pthread_create(&raw mut thread, ptr::null(), main, number as *mut c_void);
+        let result = libc::pthread_create(&raw mut thread, ptr::null(), main, ptr::null_mut());
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
         if result != 0 {
             return Err(Errno::new(result));
@@ -238,78 +213,56 @@ fn spawn(role: Role, number: usize) -> Result<()> {
     Ok(())
 }
 
-/// Notes how long an iteration took that began at `start`.
-fn note_iteration(start: Instant) {
-    let iteration = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-    LONGEST_ITERATION.fetch_max(iteration, Ordering::Relaxed);
-}
-
-/// Calls `with` with the reactor of this number. Returns `None` if this reactor no longer exists:
-/// the program has closed its descriptors, and another reactor was started.
-fn with<T>(number: usize, with: impl FnOnce(&mut Reactor) -> Option<T>) -> Option<T> {
-    REACTOR.lock().as_mut().filter(|reactor| reactor.number == number).and_then(with)
-}
-
-/// The worker. Runs until the process ends, or another reactor has replaced this one, whose
-/// descriptors the program has closed.
-extern "C" fn work(number: *mut c_void) -> *mut c_void {
-    let number = number as usize;
+/// The worker. Runs until the process ends.
+extern "C" fn work(_: *mut c_void) -> *mut c_void {
     loop {
         let count = JOBS.count();
-        let Some(job) = with(number, |reactor| Some(reactor.next_job())) else { return ptr::null_mut() };
-        let Some(job) = job else {
-            let _ = JOBS.wait(count, None);
-            continue;
-        };
-        let start = Instant::now();
-        call(job);
-        note_iteration(start);
+        match with_reactor(Reactor::next_job).flatten() {
+            Some(job) => call(job),
+            None => _ = JOBS.wait(count, None),
+        }
     }
 }
 
-/// The thread for events. Runs until the process ends or the program closes the descriptors.
-extern "C" fn handle_events(number: *mut c_void) -> *mut c_void {
+/// The thread for events. Runs until the process ends.
+extern "C" fn handle_events(_: *mut c_void) -> *mut c_void {
     const BATCH: usize = 64;
     /// Maximum number of timers per iteration: new events must not wait for thousands of
     /// connections that were closed at once.
     const EXPIRED: usize = 16;
-    let number = number as usize;
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
-    while let Some((epoll, timeout)) = with(number, next_wait) {
-        // SAFETY: the buffer has room for BATCH events; if `epoll` is no longer an epoll, the call
-        // fails.
+    while let Some((epoll, timeout)) = with_reactor(next_wait) {
+        // SAFETY: the buffer has room for BATCH events.
         let count = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), BATCH as c_int, timeout) };
         if count < 0 && Errno::last() != Errno::EINTR {
+            // The program has closed the descriptor.
             break;
         }
-        let start = Instant::now();
         for event in events.iter().take(usize::try_from(count).unwrap_or(0)) {
-            serve(number, event);
+            serve(event);
         }
         // Handle only timers that are due now: a timer that a service sets again waits for the next
         // iteration, after other events.
         let due = Instant::now();
         for _ in 0..EXPIRED {
-            let Some(expired) = with(number, |reactor| reactor.next_expired(due)) else { break };
+            let Some(expired) = with_reactor(|reactor| reactor.next_expired(due)).flatten() else { break };
             expired.into_iter().for_each(call);
         }
-        note_iteration(start);
     }
     ptr::null_mut()
 }
 
 /// Handles an event that the epoll has reported.
-fn serve(number: usize, event: &libc::epoll_event) {
+fn serve(event: &libc::epoll_event) {
     let key = Key(event.u64 & !SECOND);
-    let due = with(number, |reactor| {
+    let due = with_reactor(|reactor| {
         reactor.is_waiting = false;
         reactor.due(key, if event.u64 & SECOND == 0 { Call::Service } else { Call::Channel })
     });
-    due.into_iter().for_each(call);
+    due.flatten().into_iter().for_each(call);
 }
 
-/// Makes a call to a service, and passes the result to the reactor. A reactor that has replaced
-/// this one ignores the result, because a key is never used twice.
+/// Makes a call to a service, and passes the result to the reactor.
 fn call(due: Due) {
     let Due { key, call, service, is_noted } = due;
     let done = match call {
@@ -317,20 +270,15 @@ fn call(due: Due) {
         Call::Expired => service.expired(key),
         Call::Channel => service.on_channel_readable(),
     };
-    if (is_noted || !done)
-        && let Some(reactor) = REACTOR.lock().as_mut().filter(|reactor| reactor.is_usable())
-    {
-        reactor.finished(key, call, done);
+    if is_noted || !done {
+        with_reactor(|reactor| reactor.finished(key, call, done));
     }
 }
 
 /// Returns the epoll to wait for and the milliseconds until the first timer, -1 without timers.
-/// Clears the wake-up for a new timer. Returns `None` if the program has closed the descriptors.
-fn next_wait(reactor: &mut Reactor) -> Option<(RawFd, c_int)> {
-    if !reactor.wake.is_unchanged() {
-        return None;
-    }
+/// Clears the wake-up for a new timer.
+fn next_wait(reactor: &mut Reactor) -> (RawFd, c_int) {
     reactor.report_wake(false);
     reactor.is_waiting = true;
-    Some((reactor.epoll.as_raw_fd(), event::poll_time(reactor.first_timer())))
+    (reactor.epoll.as_raw_fd(), event::poll_time(reactor.first_timer()))
 }

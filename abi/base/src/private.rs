@@ -64,10 +64,6 @@ pub const FLUSH_ON_EXIT: i32 = 2;
 /// later sends raise SIGPIPE.
 pub const SIGPIPE: i32 = 3;
 
-/// `rgetsockopt`, for tests: an int, the microseconds of the reactor's longest iteration since the
-/// option was last read.
-pub const LONGEST_TURN: i32 = 4;
-
 /// `rsetsockopt` on a stream: cancels the stream's attempt to connect. Fails with `EISCONN` if the
 /// attempt has succeeded; after a cancelled attempt the peer never reports the connection.
 pub const CANCEL: i32 = 6;

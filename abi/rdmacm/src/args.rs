@@ -9,8 +9,7 @@ use std::slice;
 use libc::{iovec, size_t, sockaddr, sockaddr_storage, socklen_t};
 use rdmacm_core::cm::{ConnParam, EndpointInfo, Hints, JoinAttr};
 use rdmacm_core::ffi::{rdma_addrinfo, rdma_cm_join_mc_attr_ex, rdma_conn_param};
-use rdmacm_core::os::sockaddr::{AddrRef, SockAddr};
-use rdmacm_core::rsocket::name_len;
+use rdmacm_core::os::sockaddr::{AddrRef, SockAddr, len_of_family};
 use rdmacm_core::{Errno, Result};
 
 /// Maximum length of an address.
@@ -24,6 +23,26 @@ const MAX_ADDR: usize = size_of::<sockaddr_storage>();
 pub unsafe fn address(addr: *const sockaddr) -> Result<SockAddr> {
     // SAFETY: `addr` is NULL or complete for its family: guaranteed by the caller.
     unsafe { SockAddr::from_nullable(addr) }?.ok_or(Errno::EINVAL)
+}
+
+/// Copies an address of `len` bytes. Fails with `EFAULT` for NULL, `EAFNOSUPPORT` for an unknown
+/// family, and `EINVAL` if `len` is too small for the family.
+///
+/// # Safety
+/// `addr` is NULL or readable for `len` bytes.
+pub unsafe fn sized_address(addr: *const sockaddr, len: socklen_t) -> Result<SockAddr> {
+    let start = NonNull::new(addr.cast_mut()).ok_or(Errno::EFAULT)?;
+    // SAFETY: `len` bytes are readable: guaranteed by the caller.
+    let bytes = unsafe { slice::from_raw_parts(start.as_ptr().cast::<u8>(), len as usize) };
+    let family = bytes.first_chunk().ok_or(Errno::EINVAL)?;
+    len_of_family(u16::from_ne_bytes(*family).into()).ok_or(Errno::EAFNOSUPPORT)?;
+    SockAddr::from_bytes(bytes)
+}
+
+/// Returns the length of the address, which depends on the family; for an unknown family, the
+/// length of the family field.
+fn name_len(name: &sockaddr_storage) -> usize {
+    len_of_family(name.ss_family.into()).unwrap_or(size_of::<libc::sa_family_t>())
 }
 
 /// Returns the parameters of a connection; `None` for NULL.

@@ -10,8 +10,10 @@ use rdmacm_core::diag::{self, Endpoints, Subject};
 use rdmacm_core::ffi::rdma_cm_id;
 use rdmacm_core::os::cancel;
 use rdmacm_core::os::mark::Mark;
-use rdmacm_core::rsocket::{self, calls};
+use rdmacm_core::rsocket::calls;
 use rdmacm_core::{Errno, Result};
+
+use crate::args;
 
 /// A call of the program: its name, and the object that it concerns.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +111,7 @@ impl Call {
         };
         if let Some((address, len)) = self.address
             // SAFETY: the address is NULL or readable: guaranteed by the shim that made the `Call`.
-            && let Ok(address) = unsafe { rsocket::address(address, len) }
+            && let Ok(address) = unsafe { args::sized_address(address, len) }
         {
             let endpoints = endpoints.get_or_insert(Endpoints::NONE);
             match self.about {

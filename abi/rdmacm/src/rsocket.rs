@@ -14,7 +14,7 @@ use rdmacm_core::os::sockaddr::SockAddr;
 use rdmacm_core::rsocket::calls;
 use rdmacm_core::{Errno, rsocket as core};
 
-use crate::args::{array, buffer, buffers, name_out};
+use crate::args::{self, array, buffer, buffers, name_out};
 use crate::report::{Call, report, report_quick, report_unmarked, report_waiting, would_block};
 use crate::status;
 
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn rbind(socket: c_int, addr: *const sockaddr, addrlen: so
     // SAFETY: `addr` is NULL or readable for `addrlen` bytes (crate documentation).
     report(unsafe { Call::socket("rbind", socket).with(addr, addrlen) }, -1, || {
         // SAFETY: `addr` is NULL or readable for `addrlen` bytes (crate documentation).
-        calls::bind(socket, &unsafe { core::address(addr, addrlen)? }).map(|()| 0)
+        calls::bind(socket, &unsafe { args::sized_address(addr, addrlen)? }).map(|()| 0)
     })
 }
 
@@ -82,7 +82,7 @@ unsafe fn peer_to_connect(addr: *const sockaddr, len: socklen_t) -> Result<Optio
         return Ok(None);
     }
     // SAFETY: NULL or readable for `len` bytes: guaranteed by the caller.
-    unsafe { core::address(addr, len).map(Some) }
+    unsafe { args::sized_address(addr, len).map(Some) }
 }
 
 /// shutdown(2) for rsockets.
@@ -267,7 +267,7 @@ pub unsafe extern "C" fn rsend(socket: c_int, buf: *const c_void, len: size_t, f
 /// `addr` is NULL or readable for `len` bytes.
 unsafe fn destination(addr: *const sockaddr, len: socklen_t) -> Result<Option<SockAddr>> {
     // SAFETY: `addr` is NULL or readable for `len` bytes: guaranteed by the caller.
-    if addr.is_null() { Ok(None) } else { unsafe { core::address(addr, len).map(Some) } }
+    if addr.is_null() { Ok(None) } else { unsafe { args::sized_address(addr, len).map(Some) } }
 }
 
 /// sendto(2) for rsockets.

@@ -21,13 +21,13 @@ use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::config::defaults;
 use super::pollable::{Descriptors, IN, Notice, OUT, Pollable, Watchers};
-use super::reactor::{self, Key, LOCK_TIMEOUT, Role, Service};
+use super::reactor::{self, Key, Role, Service};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::{try_arc, try_push_small};
 use crate::os::fork::Owner;
@@ -38,7 +38,7 @@ use data::Datagram;
 pub use data::ReceivedMessage;
 use peers::Peers;
 use port::{Path, Port};
-use ports::{Refusals, Search};
+use ports::Search;
 use sockopt::Options;
 use udp::{Probe, Udp};
 
@@ -72,8 +72,8 @@ struct State {
     /// devices.
     peers: Peers<Arc<Path>>,
     searches: Vec<Search>,
-    /// Local addresses for which no port could be created.
-    refusals: Refusals,
+    /// When a port could not be created.
+    refused: Option<Instant>,
     ports: Vec<Port>,
     /// The descriptors of removed ports, which are never readable. Kept open, because other threads
     /// may still wait for them.
@@ -112,7 +112,7 @@ impl Dgram {
                 udp_full: false,
                 options: Options::new(),
                 peers: Peers::new(lifetime()),
-                refusals: Refusals::default(),
+                refused: None,
                 searches: Vec::new(),
                 ports: Vec::new(),
                 replaced_fds: Vec::new(),
@@ -319,7 +319,7 @@ impl Pollable for Dgram {
 
 impl Service for Dgram {
     fn service(self: Arc<Self>, key: Key) -> bool {
-        let Some(mut state) = self.state.lock_within(LOCK_TIMEOUT) else { return false };
+        let Some(mut state) = self.state.try_lock() else { return false };
         if state.udp.is_none() {
             return true;
         }

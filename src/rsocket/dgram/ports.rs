@@ -27,10 +27,8 @@ use crate::rsocket::reactor::{self, Key, Role};
 const MAX_SEARCHES: usize = 32;
 /// Time-out in milliseconds for resolving the address, and for resolving the route.
 const RESOLVE_TIMEOUT_MS: i32 = 2000;
-/// Maximum number of addresses in [`Refusals`]. If the list is full, a new address replaces the
-/// oldest.
-const MAX_REFUSALS: usize = 16;
-/// Time after a failure to create a port during which received packets cause no further attempt.
+/// Time after a failure to create a port during which received packets, which anyone may have sent,
+/// create no port.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// A search in progress.
@@ -42,30 +40,6 @@ pub(super) struct Search {
     address: IpAddr,
     /// The port that the path starts at.
     port: Key,
-}
-
-/// Local addresses for which no port could be created recently, so that packets do not cause
-/// further attempts.
-#[derive(Default)]
-pub(super) struct Refusals([Option<(IpAddr, Instant)>; MAX_REFUSALS]);
-
-impl Refusals {
-    /// Returns whether creating a port for `address` failed less than [`RETRY_DELAY`] ago.
-    fn is_refused(&self, address: IpAddr, now: Instant) -> bool {
-        let recent = |since: Instant| now.saturating_duration_since(since) < RETRY_DELAY;
-        self.0.iter().flatten().any(|&(other, since)| other == address && recent(since))
-    }
-
-    /// Notes that a port for `address` was created or, if `failed` is set, could not be created.
-    fn note(&mut self, address: IpAddr, failed: bool, now: Instant) {
-        let is_known = |entry: &Option<(IpAddr, Instant)>| entry.is_some_and(|(other, _)| other == address);
-        let known = self.0.iter().position(is_known);
-        // A free entry, `None`, is the minimum.
-        let oldest = (0..MAX_REFUSALS).min_by_key(|&index| self.0[index].map(|(_, since)| since));
-        if let Some(index) = known.or(oldest.filter(|_| failed)) {
-            self.0[index] = failed.then_some((address, now));
-        }
-    }
 }
 
 impl Dgram {
@@ -81,22 +55,21 @@ impl Dgram {
     }
 
     /// Returns the port for datagrams to `peer`. Creates the port if there is none. If `answers` is
-    /// set, the port is for the answer to a packet, which anyone may have sent: within
-    /// [`RETRY_DELAY`] of a failure to create the port, the call fails with `ENODEV`.
+    /// set, the port is for the answer to a packet: within [`RETRY_DELAY`] of a failure to create a
+    /// port, the call fails with `ENODEV`.
     pub(super) fn port_for(self: &Arc<Self>, state: &mut State, peer: &SocketAddr, answers: bool) -> Result<Key> {
         let local = state.source_addr(peer)?;
-        if answers && state.refusals.is_refused(local.ip(), Instant::now()) {
-            return Err(Errno::ENODEV);
-        }
         let existing = state.ports.iter().find(|port| !port.broken && is_same_host(&port.local, &local));
         if let Some(port) = existing {
             return Ok(port.key);
         }
+        if answers && state.refused.is_some_and(|since| since.elapsed() < RETRY_DELAY) {
+            return Err(Errno::ENODEV);
+        }
         state.ports.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let register = |fd| reactor::register(Role::Events, fd, self.clone());
-        let port = Port::new(local, state.options.port_sizes(), self.fd, register);
-        state.refusals.note(local.ip(), port.is_err(), Instant::now());
-        let port = port?;
+        let port = Port::new(local, state.options.port_sizes(), self.fd, register)
+            .inspect_err(|_| state.refused = Some(Instant::now()))?;
         let key = port.key;
         state.ports.push(port);
         // Waiting threads have to wait for the port's descriptors, too.
@@ -239,31 +212,5 @@ impl State {
             }
             stays
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_refused_for_a_while() {
-        let (mut refusals, now, address) = (Refusals::default(), Instant::now(), IpAddr::from([127, 0, 0, 1]));
-        assert!(!refusals.is_refused(address, now));
-        refusals.note(address, true, now);
-        assert!(refusals.is_refused(address, now) && !refusals.is_refused(IpAddr::from([127, 0, 0, 2]), now));
-        assert!(!refusals.is_refused(address, now + RETRY_DELAY));
-        refusals.note(address, false, now);
-        assert!(!refusals.is_refused(address, now), "a port was created");
-    }
-
-    #[test]
-    fn the_list_is_bounded() {
-        let (mut refusals, now) = (Refusals::default(), Instant::now());
-        let address = |last| IpAddr::from([127, 0, 0, last]);
-        let last = MAX_REFUSALS as u8;
-        (0..=last).for_each(|last| refusals.note(address(last), true, now + Duration::from_millis(last.into())));
-        assert!(!refusals.is_refused(address(0), now));
-        assert!((1..=last).all(|last| refusals.is_refused(address(last), now)));
     }
 }

@@ -424,10 +424,9 @@ impl Receiver {
         1 - self.current
     }
 
-    /// Notes that there was no memory for a larger ring.
+    /// Notes that there was no memory for a ring that replaces the small one.
     pub fn could_not_grow(&mut self) {
         self.is_refused = self.ring.is_small();
-        self.pace.could_not_grow();
     }
 
     /// Returns the next credit update if it is worth a message: a half of the ring is free, or half
@@ -465,8 +464,6 @@ struct Pace {
     /// Number of halves since `start`.
     halves: u32,
     start: u64,
-    /// Number of failed requests to grow.
-    failed: u32,
 }
 
 impl Pace {
@@ -476,16 +473,11 @@ impl Pace {
             self.start = now();
         }
         self.halves += 1;
-        if self.halves < BUSY_HALVES << self.failed {
+        if self.halves < BUSY_HALVES {
             return false;
         }
         self.halves = 0;
-        now().saturating_sub(self.start) <= BUSY_TIME << self.failed
-    }
-
-    /// Makes requests less frequent, because the buffer could not grow.
-    fn could_not_grow(&mut self) {
-        self.failed = (self.failed + 1).min(12);
+        now().saturating_sub(self.start) <= BUSY_TIME
     }
 }
 
@@ -559,14 +551,5 @@ mod tests {
     fn slow_streams_do_not_grow() {
         let (mut pace, mut now) = (Pace::default(), 1);
         assert!(!grows_after(&mut pace, 160, &mut now, 20));
-    }
-
-    #[test]
-    fn refusals_make_requests_less_frequent() {
-        let (mut pace, mut now) = (Pace::default(), 1);
-        assert!(grows_after(&mut pace, 16, &mut now, 1));
-        pace.could_not_grow();
-        assert!(!grows_after(&mut pace, 31, &mut now, 1));
-        assert!(grows_after(&mut pace, 1, &mut now, 1));
     }
 }

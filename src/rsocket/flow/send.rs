@@ -16,7 +16,7 @@ const LOW_WATER: u32 = 2048;
 /// The longest message, in bytes. The largest send buffer has room for two of them. The first
 /// message of a transfer on an idle connection is shorter: the device sends it while the next one
 /// is copied.
-const MAX_MESSAGE: u32 = 1 << 19;
+const MAX_MESSAGE: u32 = 1 << 18;
 const FIRST_MESSAGE: u32 = 1 << 16;
 /// Number of credits that stay unused on iWARP, or fewer if the peer has a small receive queue.
 /// Messages without credit use up receives, too, and rdma-core posts receives for its credits only.
@@ -125,9 +125,6 @@ impl Sender {
         let mut outstanding = VecDeque::new();
         let most = limits.sq_entries as usize + limits.controls as usize;
         outstanding.try_reserve_exact(most).map_err(|_| Errno::ENOMEM)?;
-        let is_iwarp = limits.entries_per_message > 1;
-        // The peer gives credits back when half of them are used.
-        let spare = (limits.window / 2).saturating_sub(1);
         let mut sender = Sender {
             limits,
             unclaimed_entries: limits.sq_entries,
@@ -135,10 +132,10 @@ impl Sender {
             used: 0,
             next: 0,
             target,
-            credit_limit: limits.window,
-            credits_left: limits.window,
-            spare_credits: if is_iwarp { spare } else { 0 },
-            reserved_credits: if is_iwarp { spare.min(RESERVED_CREDITS) } else { 0 },
+            credit_limit: 0,
+            credits_left: 0,
+            spare_credits: 0,
+            reserved_credits: 0,
             outstanding,
             last_wr_id: 0,
             signaled_wr_id: 0,
@@ -148,9 +145,21 @@ impl Sender {
             reasons: Reasons(0),
             burst: Burst::new(),
         };
+        sender.set_peer(limits.window, target);
         sender.note_space();
         sender.set_signal_due();
         Ok(sender)
+    }
+
+    /// Takes the `window` (see [`SendLimits`]) and the first buffer of a peer, before any message.
+    pub fn set_peer(&mut self, window: u16, target: Region) {
+        (self.limits.window, self.credit_limit, self.credits_left) = (window, window, window);
+        self.target = target;
+        if self.limits.entries_per_message > 1 {
+            // The peer gives credits back when half of them are used.
+            self.spare_credits = (window / 2).saturating_sub(1);
+            self.reserved_credits = self.spare_credits.min(RESERVED_CREDITS);
+        }
     }
 
     /// Returns whether a data message can be sent.
@@ -173,11 +182,6 @@ impl Sender {
     /// Returns whether the peer's buffer is full, so that the next one may be used.
     pub fn needs_target(&self) -> bool {
         self.target.length == 0
-    }
-
-    /// Returns whether the peer's buffer has space, but not for `wanted` bytes.
-    pub fn crosses_target_end(&self, wanted: usize) -> bool {
-        !self.needs_target() && (self.target.length as usize) < wanted
     }
 
     /// Returns the number of messages for which the peer still has receives, less one if data is

@@ -12,13 +12,12 @@ use std::ffi::c_int;
 use std::mem;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{JOBS, Key, Role, Service, spawn};
+use super::{JOBS, Key, Role, Service, start_threads};
 use crate::errno::{Errno, Result};
-use crate::os::event::KernelEpoll;
-use crate::os::library_fds::{self, OwnFd};
+use crate::os::event::{EventFd, KernelEpoll};
 use crate::os::numbered::Numbered;
 
 /// Bit in the epoll's data that marks the second descriptor of a registration.
@@ -26,11 +25,8 @@ pub(super) const SECOND: u64 = 1 << 63;
 
 pub(super) struct Reactor {
     pub epoll: KernelEpoll,
-    /// The epoll reports this socket when the thread has to read the timers again.
-    pub wake: Wake,
-    /// Number of this reactor in the process, by which threads of an earlier reactor notice that
-    /// they have to end.
-    pub number: usize,
+    /// The epoll reports this descriptor when the thread has to read the timers again.
+    wake: Wake,
     pub registrations: Numbered<Key, Registration>,
     /// Has capacity for a timer of each [`Call`] per registration.
     pub timers: Timers<(Key, Call, u64)>,
@@ -41,7 +37,6 @@ pub(super) struct Reactor {
     pub is_waiting: bool,
     /// The worker's jobs. Has capacity for two jobs per registration.
     pub jobs: VecDeque<(Key, Call)>,
-    has_worker: bool,
 }
 
 /// Why a service is called. Each reason has a timer.
@@ -142,41 +137,18 @@ impl Reactor {
     pub fn start() -> Result<Reactor> {
         /// Number of registrations for which memory is reserved at the start.
         const FEW: usize = 7;
-        static STARTED: AtomicUsize = AtomicUsize::new(0);
         let (mut registrations, mut timers) = (Numbered::default(), Timers::new());
         registrations.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
         timers.reserve(CALLS * FEW)?;
         let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        spawn(Role::Events, number)?;
-        // Wake the worker of an earlier, abandoned reactor, so that it ends.
-        JOBS.notify();
-        Ok(Reactor {
-            epoll,
-            wake,
-            number,
-            registrations,
-            timers,
-            timers_set: 0,
-            is_waiting: false,
-            jobs: VecDeque::new(),
-            has_worker: false,
-        })
-    }
-
-    /// Starts the worker, unless it is running. Until the worker can be started, the thread for
-    /// events makes the worker's calls.
-    fn start_worker(&mut self) {
-        self.has_worker = self.has_worker || spawn(Role::Setup, self.number).is_ok();
+        start_threads()?;
+        Ok(Reactor { epoll, wake, registrations, timers, timers_set: 0, is_waiting: false, jobs: VecDeque::new() })
     }
 
     /// Changes the thread that calls the service. Returns whether the role has changed.
     pub fn set_role(&mut self, key: Key, role: Role) -> bool {
         let changes = self.registrations.get(&key).is_some_and(|registration| registration.role != role);
-        if changes && role == Role::Setup {
-            self.start_worker();
-        }
         changes && self.change(key, |registration| registration.role = role)
     }
 
@@ -190,9 +162,6 @@ impl Reactor {
         }
         if mem::replace(&mut registration.is_job[call as usize], true) {
             return None;
-        }
-        if !self.has_worker {
-            return Some(registration.due(key, call));
         }
         if self.jobs.len() == self.jobs.capacity() {
             let registrations = &self.registrations;
@@ -255,42 +224,28 @@ impl Reactor {
     pub fn report_wake(&mut self, on: bool) {
         if self.wake.raised != on {
             self.wake.raised = on;
-            self.is_usable();
+            // Cannot fail for a watched descriptor.
+            let _ = self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.fd.as_raw_fd(), self.wake.event());
         }
-    }
-
-    /// Returns whether the reactor's descriptors still refer to its epoll and socket. If the
-    /// program has closed the descriptors, they may refer to files of the program, even to an epoll
-    /// and one of its members. So epoll_ctl(2) is called only if the socket is still the reactor's.
-    /// The result of the call shows whether the epoll is still the reactor's. The call also updates
-    /// the socket's events.
-    pub fn is_usable(&self) -> bool {
-        self.wake.is_unchanged()
-            && self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.fd.as_raw_fd(), self.wake.event()).is_ok()
-    }
-
-    /// Leaks a reactor whose descriptors the program has closed, and its registrations.
-    pub fn abandon(self) {
-        self.epoll.forget();
-        self.wake.fd.forget();
-        // Dropping a service might take locks that the caller holds, and close descriptors of the
-        // program.
-        mem::forget((self.registrations, self.timers));
     }
 
     pub fn watch_second(&mut self, key: Key, fd: c_int) -> Result<()> {
-        let is_known = self.registrations.get(&key).ok_or(Errno::EBADF)?.second == Some((fd, true));
-        // EPOLL_CTL_MOD needs no check: if the reactor's epoll descriptor now refers to an epoll of
-        // the program, the command fails, because the channel is not in the program's epoll.
-        if !is_known && !self.is_usable() {
-            return Err(Errno::EBADF);
-        }
+        let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+        let is_known = registration.second == Some((fd, true));
         let command = if is_known { libc::EPOLL_CTL_MOD } else { libc::EPOLL_CTL_ADD };
         let events = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
         self.epoll.control(command, fd, Some(libc::epoll_event { events, u64: key.0 | SECOND }))?;
-        if !is_known && let Some(registration) = self.registrations.get_mut(&key) {
-            registration.second = Some((fd, true));
+        registration.second = Some((fd, true));
+        Ok(())
+    }
+
+    /// Watches the second descriptor after `delay`.
+    pub fn watch_second_later(&mut self, key: Key, fd: c_int, delay: Duration) -> Result<()> {
+        let registration = self.registrations.get_mut(&key).ok_or(Errno::EBADF)?;
+        if registration.second != Some((fd, true)) {
+            registration.second = Some((fd, false));
         }
+        self.set_after(key, Call::Channel, delay);
         Ok(())
     }
 
@@ -349,9 +304,6 @@ impl Reactor {
         let count = self.registrations.len() + 1;
         self.timers.reserve(CALLS * count)?;
         self.jobs.try_reserve((2 * count).saturating_sub(self.jobs.len())).map_err(|_| Errno::ENOMEM)?;
-        if registration.role == Role::Setup {
-            self.start_worker();
-        }
         self.epoll.control(libc::EPOLL_CTL_ADD, registration.fd, registration.event(key))?;
         self.registrations.insert(key, registration);
         Ok(key)
@@ -360,11 +312,9 @@ impl Reactor {
     /// Removes a registration.
     pub fn remove(&mut self, key: Key) -> Option<Registration> {
         let registration = self.registrations.remove(&key)?;
-        if self.is_usable() {
-            for fd in registration.second.map(|(fd, _)| fd).into_iter().chain([registration.fd]) {
-                // Cannot fail for a watched descriptor.
-                let _ = self.epoll.control(libc::EPOLL_CTL_DEL, fd, None);
-            }
+        for fd in registration.second.map(|(fd, _)| fd).into_iter().chain([registration.fd]) {
+            // Cannot fail for a watched descriptor.
+            let _ = self.epoll.control(libc::EPOLL_CTL_DEL, fd, None);
         }
         Some(registration)
     }
@@ -400,11 +350,8 @@ impl Reactor {
     }
 
     /// Applies `change` to a registration, and updates the epoll to report its events. Returns
-    /// false if the registration or the epoll no longer exists.
+    /// false if the registration no longer exists.
     pub fn change(&mut self, key: Key, change: impl FnOnce(&mut Registration)) -> bool {
-        if !self.is_usable() {
-            return false;
-        }
         let Some(registration) = self.registrations.get_mut(&key) else { return false };
         change(registration);
         // Cannot fail for a registered descriptor.
@@ -413,32 +360,23 @@ impl Reactor {
     }
 }
 
-/// The epoll's data for the socket of [`Wake`]. No registration has this key.
+/// The epoll's data for [`Wake`]. No registration has this key.
 const WAKE: u64 = 0;
 
-/// A socket that is always writable: making the epoll report it wakes the thread. Nothing is ever
-/// written to it, because the program may have closed it and reused the descriptor for a file
-/// of its own.
-pub(super) struct Wake {
-    fd: OwnFd,
-    /// Identifies the socket ([`library_fds::cookie`]).
-    cookie: Option<u64>,
+/// A descriptor that is always writable: making the epoll report it wakes the thread.
+struct Wake {
+    fd: EventFd,
     raised: bool,
 }
 
 impl Wake {
     fn new() -> Result<Wake> {
-        let fd = OwnFd::new(library_fds::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0))?;
-        Ok(Wake { cookie: library_fds::cookie(fd.as_raw_fd()), fd, raised: false })
+        Ok(Wake { fd: EventFd::new()?, raised: false })
     }
 
     fn event(&self) -> Option<libc::epoll_event> {
         let events = if self.raised { libc::EPOLLOUT as u32 } else { 0 };
         Some(libc::epoll_event { events, u64: WAKE })
-    }
-
-    pub fn is_unchanged(&self) -> bool {
-        library_fds::cookie(self.fd.as_raw_fd()) == self.cookie
     }
 }
 

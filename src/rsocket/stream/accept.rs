@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use libc::AF_INET6;
 
-use super::backlog::{Finished, Listening, Slot};
+use super::backlog::{Finished, Listening};
 use super::blocking::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm::OwnedChannel;
@@ -18,7 +18,7 @@ use crate::errno::{Errno, Result};
 use crate::os::event::EventFd;
 use crate::os::sockaddr::{AF_IB, SockAddr};
 use crate::rsocket::cm_id::{Event, Request};
-use crate::rsocket::reactor::{self, Role};
+use crate::rsocket::reactor::{self, Key, Role};
 use crate::rsocket::socket_table;
 use crate::rsocket::wire::{self, ConnData};
 
@@ -30,9 +30,6 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before the reactor tries again to open the descriptors of a connection, after a lack of
 /// descriptors or memory.
 const CHANNEL_DELAY: Duration = Duration::from_millis(10);
-/// Maximum time that requests wait for descriptors before they are rejected. The peer may be in
-/// this process, and close descriptors when its rconnect(3) fails.
-const STARVED_TIME: Duration = Duration::from_secs(1);
 /// Number of requests that the reactor reads in a turn before it answers one and serves other
 /// streams: the kernel drops requests that do not fit its queue, and a peer repeats a dropped
 /// request only after seconds.
@@ -145,24 +142,25 @@ impl Stream {
         if !listening.has_waiting() {
             return;
         }
-        let now = Instant::now();
-        if let Some(time) = listening.answers_later(now).or_else(|| listening.next_eviction(now)) {
+        if let Some(time) = listening.answers_later(Instant::now()) {
             return set_listener_timer(state, time);
         }
-        // As with TCP, requests wait until the backlog has space. raccept(3), rlisten(3) or a new
-        // request makes the reactor continue.
-        if listening.awaits_accept() {
-            return;
+        // As with TCP, requests wait until the backlog has space. raccept(3), rlisten(3), the end of
+        // a handshake or a new request makes the reactor continue.
+        if listening.is_full() {
+            let oldest = listening.oldest_handshake();
+            drop(state);
+            return oldest.into_iter().for_each(|(key, deadline)| reactor::set_timer_by(key, deadline));
         }
+        let reserved = listening.reserve();
         // Drop requests whose peers have given up, before a connection is created for them.
         let Some((oldest, _)) = listening.oldest_pending(REQUESTS_PER_TURN, |(request, _)| request.is_pending()) else {
             return answer_waiting(state);
         };
-        // Open the descriptors before evicting a connection: without descriptors, the request stays
-        // queued.
-        let descriptors = match Descriptors::open(oldest) {
+        // Without descriptors or memory, the request stays queued.
+        let descriptors = match reserved.and_then(|()| Descriptors::open(oldest)) {
             Ok(descriptors) => descriptors,
-            Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) if !listening.lacks_descriptors_for(STARVED_TIME) => {
+            Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => {
                 // Pause the channel as well: unread requests would bring this thread back at once.
                 state.key.into_iter().for_each(|key| reactor::pause(key, CHANNEL_DELAY));
                 return set_listener_timer(state, Instant::now() + CHANNEL_DELAY);
@@ -176,20 +174,9 @@ impl Stream {
         self.answer(state, descriptors);
     }
 
-    /// Accepts or rejects the oldest request, or leaves it queued. The descriptors are for the
-    /// connection.
+    /// Accepts or rejects the oldest request. The descriptors are for the connection.
     fn answer(self: &Arc<Self>, mut state: Guard<'_>, Descriptors { channel, spare }: Descriptors) {
         let Phase::Listening(listening) = &mut state.phase else { return };
-        let ready = listening.ready_count();
-        let Some((slot, evicted)) = listening.admit(Stream::evict) else {
-            if listening.ready_count() > ready {
-                self.notify_ready();
-            } else if !listening.awaits_accept() {
-                // The process has no slot: dropping the request rejects it.
-                drop(listening.waiting.pop_front());
-            }
-            return answer_waiting(state);
-        };
         let Some((request, peer)) = listening.take_request() else { return };
         let (options, flags) = (state.options.clone(), state.flags);
         let takes_reads = request.takes_reads;
@@ -199,9 +186,6 @@ impl Stream {
         // Drop the listener lock: the next steps take the connection's lock and may block in the
         // driver.
         drop(state);
-        if let Some(evicted) = evicted {
-            evicted.close_unaccepted();
-        }
         let new = admitted.and_then(|id| {
             drop(spare);
             let phase = Phase::Accepting(Arc::downgrade(self));
@@ -213,7 +197,7 @@ impl Stream {
             listening.answered();
         }
         match new {
-            Ok(new) => state = self.add_accepted(state, &new, slot),
+            Ok((new, key)) => state = self.add_accepted(state, &new, key),
             // No call reports the rejection of a request, so log it.
             Err(error) => state.log_rejected(error),
         }
@@ -222,9 +206,9 @@ impl Stream {
 
     /// Adds an accepted connection to the listener. The reactor's event thread may have finished
     /// the handshake before the listener knows of the connection. Returns the listener's lock.
-    fn add_accepted<'a>(&'a self, mut state: Guard<'a>, new: &Arc<Stream>, slot: Slot) -> Guard<'a> {
+    fn add_accepted<'a>(&'a self, mut state: Guard<'a>, new: &Arc<Stream>, key: Key) -> Guard<'a> {
         let is_listed = match &mut state.phase {
-            Phase::Listening(listening) => listening.add_pending(new, slot),
+            Phase::Listening(listening) => listening.add_pending(new, key),
             // The listener was closed meanwhile.
             _ => false,
         };
@@ -240,36 +224,17 @@ impl Stream {
         self.lock()
     }
 
-    /// Handles the events of the oldest handshake if the next connection request would evict it: a
-    /// peer that has finished its part of the handshake considers itself connected, so its
-    /// connection must not be evicted. Called before a listener answers a request.
-    pub(super) fn service_oldest_handshake<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
-        let mut last = None;
-        while let Phase::Listening(listening) = &state.phase
-            && let Some((oldest, ..)) = listening.next_to_evict()
-            && last != Some(Arc::as_ptr(oldest))
-        {
-            let oldest = Arc::clone(oldest);
-            last = Some(Arc::as_ptr(&oldest));
-            // Lock order: release the listener's lock, which `serve` may take.
-            drop(state);
-            // If another thread holds the connection's lock, that thread handles the events.
-            oldest.serve();
-            state = self.lock();
-        }
-        state
-    }
-
-    /// Accepts a request, whose id now has its own channel. Returns the stream with this `state`;
-    /// its handshake continues in the background.
-    fn accept_request(&self, state: State, peer: &ConnData, takes_reads: bool) -> Result<Arc<Stream>> {
+    /// Accepts a request, whose id now has its own channel. Returns the stream with this `state`,
+    /// and its registration in the reactor; its handshake continues in the background.
+    fn accept_request(&self, state: State, peer: &ConnData, takes_reads: bool) -> Result<(Arc<Stream>, Key)> {
         // The stream owns the id and the connection: on failure it destroys the QP before the id.
         let stream = Stream::with(self.domain, state)?;
         let mut state = stream.lock();
-        let unconnected = state.make_unconnected()?;
-        let offer = unconnected.connection_data().emit();
-        stream.channel_fd.store(unconnected.channel.completions.fd(), Ordering::Relaxed);
-        state.connection = Some(unconnected.connect(peer, takes_reads)?);
+        let mut connection = state.make_connection()?;
+        let offer = connection.connection_data().emit();
+        stream.channel_fd.store(connection.channel.completions.fd(), Ordering::Relaxed);
+        connection.set_peer(peer, takes_reads);
+        state.connection = Some(connection);
         // Register before accepting: a later failure to register would end a connection that the
         // peer has seen established.
         state.id()?.set_nonblocking()?;
@@ -284,7 +249,7 @@ impl Stream {
         }
         // On failure, close the stream: until it is closed, the reactor holds a reference to it.
         accepted.inspect_err(|_| stream.close_unaccepted())?;
-        Ok(stream)
+        Ok((stream, key))
     }
 
     /// Notifies the waiters of a connection that has become available to raccept(3). The caller
@@ -299,8 +264,7 @@ impl Stream {
     }
 
     /// Ends the handshake of an accepted connection, and releases the lock meanwhile. Returns
-    /// `None` if another thread then holds the lock for long: raccept(3) may have returned the
-    /// stream.
+    /// `None` if another thread then holds the lock: raccept(3) may have returned the stream.
     pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, succeeded: bool) -> Option<Guard<'a>> {
         let Phase::Accepting(listener) = &state.phase else { return Some(state) };
         let listener = listener.upgrade();
@@ -315,7 +279,7 @@ impl Stream {
         if let Some(listener) = listener {
             listener.handshake_done(self, succeeded);
         }
-        self.lock_to_serve()
+        self.state.try_lock()
     }
 
     /// Makes a connection available to raccept(3), or drops it if its handshake has failed.
@@ -323,26 +287,17 @@ impl Stream {
         let mut state = self.lock();
         let Phase::Listening(listening) = &mut state.phase else { return };
         match listening.finish(connection, succeeded) {
-            Finished::Ready => self.notify_ready(),
+            Finished::Ready => {
+                self.notify_ready();
+                answer_waiting(state);
+            }
             Finished::Dropped(stream) => {
                 answer_waiting(state);
                 stream.close_soon();
             }
-            // The connection was evicted, is not added yet, or was made ready by `admit`.
+            // The connection is not added yet.
             Finished::Unknown => {}
         }
-    }
-
-    /// Ends the handshake of a connection that must give up its slot to another connection. Returns
-    /// false if the connection is established; the event thread may not have informed the listener
-    /// yet.
-    fn evict(&self) -> bool {
-        let mut state = self.lock();
-        let is_established = state.handshake_result() == Some(true);
-        if !is_established {
-            state.phase = Phase::Failed { reported: false };
-        }
-        !is_established
     }
 }
 
@@ -359,8 +314,7 @@ fn connection_data(domain: c_int, private_data: &[u8]) -> Result<ConnData> {
     private_data.get(skip..).and_then(ConnData::parse).ok_or(Errno::EPROTO)
 }
 
-/// Makes the reactor answer the next waiting request, for which there may be a slot. Releases the
-/// lock.
+/// Makes the reactor answer the next waiting request, if there is one. Releases the lock.
 fn answer_waiting(state: Guard<'_>) {
     if matches!(&state.phase, Phase::Listening(listening) if listening.has_waiting()) {
         set_listener_timer(state, Instant::now());

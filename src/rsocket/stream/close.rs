@@ -20,7 +20,7 @@ use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::sync::Changes;
-use crate::rsocket::reactor::{self, LOCK_TIMEOUT, Role};
+use crate::rsocket::reactor::{self, Role};
 use crate::rsocket::wire::Control;
 use crate::{cm, diag};
 
@@ -31,7 +31,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 const SHORT_CLOSE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Time-out of the graceful end of an iWARP connection: the peer may be gone.
 const GRACEFUL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time-out of exit(3) for all streams together.
+/// Time-out of exit(3) for the lock of a stream, and for all streams together.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(1);
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Shortest and longest interval at which the reactor continues a shutdown. Between these limits,
 /// the interval is the time that the shutdown has taken so far.
@@ -40,8 +41,6 @@ const MAX_INTERVAL: Duration = Duration::from_millis(256);
 /// Divisor of the descriptor limit: a stream that is closed in the background uses two descriptors,
 /// and all such streams may use a quarter of the limit.
 const DESCRIPTORS_PER_STREAM: usize = 8;
-/// Time-out of a closed stream while many streams are closed in the background.
-const CROWDED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Number of streams that are shut down in the background.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
@@ -140,12 +139,6 @@ impl Background {
         self.closed = true;
         CLOSED.fetch_add(1, Ordering::Relaxed);
     }
-
-    /// Returns whether to give up this closed stream: `CROWDED_TIMEOUT` has passed, and there are
-    /// too many closed streams.
-    fn is_crowded(&self) -> bool {
-        self.closed && Instant::now() >= self.started + CROWDED_TIMEOUT && has_many_closed(2)
-    }
 }
 
 impl Drop for Background {
@@ -156,12 +149,6 @@ impl Drop for Background {
         ACTIVE.fetch_sub(1, Ordering::Relaxed);
         FINISHED.notify();
     }
-}
-
-/// Returns whether closed streams use at least one `divisor`th of the descriptors that they may
-/// use.
-fn has_many_closed(divisor: usize) -> bool {
-    CLOSED.load(Ordering::Relaxed) >= event::descriptor_limit() / DESCRIPTORS_PER_STREAM / divisor
 }
 
 /// Waits at exit(3) until all background shutdowns have finished, once and for a limited time.
@@ -312,10 +299,6 @@ impl Stream {
             return self.close_inherited_fds();
         }
         let mut state = self.lock();
-        // A thread that rejects requests without the lock uses the channel.
-        while state.rejecting > 0 {
-            state = channel_leader::wait_for_change(self, state);
-        }
         if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
             return self.finish_close(state);
         }
@@ -371,7 +354,8 @@ impl Stream {
     /// descriptor. Returns the lock if no descriptor is available, or too many streams are being
     /// closed.
     fn detach_fd<'a>(&'a self, mut state: Guard<'a>) -> Option<Guard<'a>> {
-        let moved = if has_many_closed(1) { Err(Errno::EMFILE) } else { state.relocate() };
+        let has_many = CLOSED.load(Ordering::Relaxed) >= event::descriptor_limit() / DESCRIPTORS_PER_STREAM;
+        let moved = if has_many { Err(Errno::EMFILE) } else { state.relocate() };
         let Ok(old) = moved else { return Some(state) };
         drop(state);
         self.notify(Notice::Closed);
@@ -388,7 +372,7 @@ impl Stream {
     /// Continues a background shutdown when its timer has expired.
     pub(super) fn continue_in_background(&self, mut state: Guard<'_>) {
         let Some(mut background) = state.background.take() else { return };
-        let is_over = background.is_crowded() || background.ending.is_over(self, &mut state);
+        let is_over = background.ending.is_over(self, &mut state);
         let is_closing = matches!(state.phase, Phase::Closing);
         // rclose(3) may not have moved the stream to another descriptor yet.
         let is_detached = background.closed || !is_closing;
@@ -500,19 +484,13 @@ impl Stream {
     /// unaccepted connections are dropped, and the socket keeps its address.
     pub(super) fn stop_listening(&self, mut state: Guard<'_>) -> Result<()> {
         let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
-        let waiting = mem::take(&mut listening.waiting);
+        // Dropping the requests rejects them.
+        listening.waiting.clear();
         let streams = listening.take_all();
         let result = self.reset(&mut state);
         state.shut_read = true;
-        // Reject without the lock: a thousand rejections take a while. Until all requests are
-        // rejected, rclose(3) of another thread must not free the channel that rejecting needs.
-        state.rejecting += 1;
         drop(state);
         self.notify(Notice::Changed);
-        drop(waiting);
-        self.lock().rejecting -= 1;
-        // rclose(3) may wait until no thread rejects requests.
-        self.changed.notify();
         streams.for_each(|stream| stream.close_unaccepted());
         result
     }
@@ -617,7 +595,7 @@ impl State {
         self.key.take().into_iter().for_each(reactor::unregister);
         self.disconnect_id();
         // The QP is destroyed before the memory that the peer may write to.
-        (self.connection, self.unconnected) = (None, None);
+        (self.connection, self.requested) = (None, None);
         self.mappings.list.clear();
         self.domain = None;
         self.id = None;

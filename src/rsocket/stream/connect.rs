@@ -84,7 +84,7 @@ impl Stream {
     /// with a new id on the same channel. It stays bound to its address.
     pub(super) fn reset(&self, state: &mut State) -> Result<()> {
         self.channel_fd.store(-1, Ordering::Relaxed);
-        (state.connection, state.unconnected) = (None, None);
+        (state.connection, state.requested) = (None, None);
         state.mappings.list.clear();
         self.renew_id(state)?;
         if let Some(addr) = state.bound {
@@ -158,7 +158,7 @@ impl Stream {
     }
 
     /// Handles an event of the connection manager. Returns the lock, or `None` if the lock was
-    /// released and another thread holds it for long.
+    /// released and another thread holds it now.
     pub(super) fn handle_event<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Option<Guard<'a>> {
         if let Phase::Listening(_) = state.phase {
             self.handle_request(&mut state, event);
@@ -168,8 +168,7 @@ impl Stream {
         let step = match (&state.phase, kind) {
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_RESOLVED)) => state.resolve_route(),
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ROUTE_RESOLVED)) => {
-                let sent = self.in_command(state.handed_over, || self.send_request(&mut state));
-                sent.or_else(|error| self.use_another_port(&mut state, error))
+                self.send_request(&mut state).or_else(|error| self.use_another_port(&mut state, error))
             }
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, &event),
             (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_ERROR | RDMA_CM_EVENT_ROUTE_ERROR)) => {
@@ -195,23 +194,11 @@ impl Stream {
         Some(state)
     }
 
-    /// Runs a part of connecting that may block in commands to the kernel or device. Meanwhile no
-    /// poll event is pending, because the phase is `Connecting`, so pollers need not wait for the
-    /// lock ([`lock_to_poll`](Self::lock_to_poll)). The phase changes, and pollers are notified,
-    /// only afterwards.
-    fn in_command<T>(&self, handed_over: bool, run: impl FnOnce() -> T) -> T {
-        // A stream that was handed over has a poll event in every phase.
-        self.in_command.store(!handed_over, Ordering::SeqCst);
-        let result = run();
-        self.in_command.store(false, Ordering::SeqCst);
-        result
-    }
-
     /// Creates the QP and sends the connection request, after the route was resolved.
     fn send_request(&self, state: &mut State) -> Result<()> {
-        let unconnected = state.make_unconnected()?;
+        let connection = state.make_connection()?;
         let id = state.id()?;
-        let offer = unconnected.connection_data().emit();
+        let offer = connection.connection_data().emit();
         let mut data = [0; wire::IP_HEADER + ConnData::LEN];
         let start = if self.domain == AF_IB {
             data[..wire::IP_HEADER].copy_from_slice(&ip_header(id)?);
@@ -221,8 +208,8 @@ impl Stream {
         };
         data[start..start + ConnData::LEN].copy_from_slice(&offer);
         id.connect_or_accept(true, &data[..start + ConnData::LEN])?;
-        self.channel_fd.store(unconnected.channel.completions.fd(), Ordering::Relaxed);
-        state.unconnected = Some(unconnected);
+        self.channel_fd.store(connection.channel.completions.fd(), Ordering::Relaxed);
+        state.requested = Some(connection);
         Ok(())
     }
 
@@ -243,12 +230,8 @@ impl Stream {
     fn established(&self, state: &mut State, event: &Event) -> Result<()> {
         // A peer that accepts with other private data does not use the rsocket protocol.
         let peer = ConnData::parse(event.data()).ok_or(Errno::ECONNREFUSED)?;
-        let unconnected = state.unconnected.take().ok_or(Errno::EIO)?;
-        let connect = || unconnected.connect(&peer, event.takes_reads);
-        let connection = self.in_command(state.handed_over, connect).inspect_err(|_| {
-            // Disconnect, because the peer considers the connection established.
-            let _ = state.id().and_then(CmId::disconnect);
-        })?;
+        let mut connection = state.requested.take().ok_or(Errno::EIO)?;
+        connection.set_peer(&peer, event.takes_reads);
         state.connection = Some(connection);
         state.phase = Phase::Connected;
         state.success_unreported = true;
@@ -437,14 +420,13 @@ impl State {
 
     /// Flushes the QP and disconnects, or answers the peer's disconnect request.
     fn flush_and_disconnect(&mut self) {
-        self.connection.iter().for_each(|connection| connection.flush_qp());
-        self.unconnected.iter().for_each(|unconnected| unconnected.flush_qp());
+        self.connection.iter().chain(&self.requested).for_each(|connection| connection.flush_qp());
         self.disconnect_id();
     }
 
     /// Disconnects the id if it has a QP. Notifies the peer at once.
     pub(super) fn disconnect_id(&self) {
-        if self.connection.is_some() || self.unconnected.is_some() {
+        if self.connection.is_some() || self.requested.is_some() {
             // Fails harmlessly if the id is not connected.
             let _ = self.id().and_then(CmId::disconnect);
         }

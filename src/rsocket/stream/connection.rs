@@ -1,8 +1,8 @@
 //! The data path of a stream: a QP with its CQs and memory, driven by the flow control state
 //! machines.
 //!
-//! [`Unconnected`] is created before the handshake, because its receives have to be posted before
-//! the peer can send. The peer's connection data turns it into a [`Connection`], which has two
+//! A [`Connection`] is created before the handshake, because its receives have to be posted before
+//! the peer can send. It sends after the handshake, with the peer's connection data. It has two
 //! sides, each with its own CQ: receives complete in one CQ, sends in the other. Send completions
 //! only free space, so the send CQ is polled, or waited for, mainly when space is short.
 //!
@@ -175,25 +175,11 @@ enum EndRead {
     Posted,
 }
 
-/// Resources of a connection before the peer's connection data is known. The receives are posted.
-#[derive(Debug)]
-pub(super) struct Unconnected {
-    // Fields are dropped in order: the QP before its CQs and memory, the CQs before the channel.
-    qp: QueuePair,
-    send_cq: CompletionQueue,
-    receive: ReceiveSide,
-    pub channel: Channel,
-    buffer: SendBuffer,
-    /// Send queue entries for data.
-    sq_entries: u32,
-    /// Messages up to this size go inline.
-    inline_limit: u32,
-}
-
 /// A stream's QP with both halves, from the handshake on.
 #[derive(Debug)]
 pub(super) struct Connection {
-    // Fields are dropped in order, as in `Unconnected`; the waker before the channel.
+    // Fields are dropped in order: the QP before its CQs and memory, CQs and waker before the
+    // channel.
     qp: QueuePair,
     send: SendSide,
     receive: ReceiveSide,
@@ -212,10 +198,10 @@ pub(super) struct Connection {
     entry: Option<socket_table::Entry>,
 }
 
-impl Unconnected {
+impl Connection {
     /// Creates a QP with its resources for `id`, on the device of `domain`, which outlives the
-    /// result.
-    pub fn new(id: &CmId, domain: &Domain, options: &Options) -> Result<Unconnected> {
+    /// result, and posts receives.
+    pub fn new(id: &CmId, domain: &Domain, options: &Options) -> Result<Box<Connection>> {
         let (context, pd) = (domain.context(), domain.pd());
         let Sizes { sends, credits } = Sizes::new(options, domain.limits());
         let receives = credits + EXTRA_RECEIVES;
@@ -233,14 +219,26 @@ impl Unconnected {
         let memory = unsafe { MemoryRegion::new(pd, layout.len, true)? };
         let new_receiver = if layout.first_ring() < options.receive_buffer { Receiver::small } else { Receiver::new };
         let flow = new_receiver(layout.first_ring(), credits as u16);
-        let receive = ReceiveSide::new(recv_cq, memory, layout, receives, flow, options)?;
+        let mut receive = ReceiveSide::new(recv_cq, memory, layout, receives, flow, options)?;
         let buffer = SendBuffer::new(receive.first_send_buffer(), options.send_buffer, options.send_grows);
         let qp = QueuePair::new(id, pd, [&send_cq, receive.cq()], [sends, receives], options.inline)?;
-        let mut unconnected = Unconnected {
-            inline_limit: u32::from(options.inline).min(qp.can_inline()),
+        receive.post_receives(&qp)?;
+        receive.rings.prepare();
+        let entries_per_message = if iwarp { 2 } else { 1 };
+        let limits = SendLimits {
+            sq_entries: sends - CONTROL_ENTRIES,
+            entries_per_message,
+            controls: CONTROL_ENTRIES / entries_per_message,
+            buffer: buffer.size(),
+            window: 0,
+        };
+        let inline_limit = u32::from(options.inline).min(qp.can_inline());
+        let (flow, write) = (Sender::new(limits, Region::default())?, qp.send_queue().inline_write()?);
+        try_box(Connection {
+            send: SendSide::new(send_cq, flow, buffer, inline_limit, write, receive.control_data()),
             qp,
-            send_cq,
             receive,
+            waker: None,
             channel: Channel {
                 completions,
                 leadership: Leadership::default(),
@@ -249,12 +247,12 @@ impl Unconnected {
                 watch: Watch::None,
                 start_pauses: 0,
             },
-            buffer,
-            sq_entries: sends - CONTROL_ENTRIES,
-        };
-        unconnected.receive.post_receives(&unconnected.qp)?;
-        unconnected.receive.rings.prepare();
-        Ok(unconnected)
+            end_read: EndRead::Impossible,
+            failed: None,
+            receive_ended: false,
+            waiting: 0,
+            entry: None,
+        })
     }
 
     /// Returns the connection data of this side, for the peer.
@@ -262,40 +260,12 @@ impl Unconnected {
         self.receive.connection_data()
     }
 
-    /// Moves the QP to the error state.
-    pub fn flush_qp(&self) {
-        self.qp.move_to_error();
+    /// Takes the connection data of the peer. `takes_reads`: the peer takes RDMA reads.
+    pub fn set_peer(&mut self, peer: &ConnData, takes_reads: bool) {
+        self.send.set_peer(peer);
+        self.end_read = if takes_reads { EndRead::Possible } else { EndRead::Impossible };
     }
 
-    /// Creates the connection to the peer with the connection data `peer`. `takes_reads`: the peer
-    /// takes RDMA reads.
-    pub fn connect(self, peer: &ConnData, takes_reads: bool) -> Result<Box<Connection>> {
-        let entries_per_message = if self.qp.is_iwarp() { 2 } else { 1 };
-        let limits = SendLimits {
-            sq_entries: self.sq_entries,
-            entries_per_message,
-            controls: CONTROL_ENTRIES / entries_per_message,
-            buffer: self.buffer.size(),
-            window: peer.credits,
-        };
-        let flow = Sender::new(limits, peer.data_buf)?;
-        let (inline_write, control_data) = (self.qp.send_queue().inline_write()?, self.receive.control_data());
-        try_box(Connection {
-            qp: self.qp,
-            send: SendSide::new(self.send_cq, flow, self.buffer, self.inline_limit, inline_write, control_data, peer),
-            receive: self.receive,
-            waker: None,
-            channel: self.channel,
-            end_read: if takes_reads { EndRead::Possible } else { EndRead::Impossible },
-            failed: None,
-            receive_ended: false,
-            waiting: 0,
-            entry: None,
-        })
-    }
-}
-
-impl Connection {
     /// Lists the connection, whose descriptor is `fd`, for rsstat(8).
     pub fn list(&mut self, fd: i32, id: &Id) {
         self.entry = socket_table::Entry::new(socket_table::CONNECTED, fd, id, self.qp.number(), 0);

@@ -270,11 +270,6 @@ impl Stream {
             if !state.can_write() {
                 return cannot_send(&mut state, done, total);
             }
-            if state.connection.as_ref().is_some_and(|connection| connection.crosses_target_end(total - done)) {
-                // The completions may advertise the peer's next buffer. Both parts of the data can
-                // then be posted together.
-                self.process_completions(&mut state);
-            }
             // SAFETY: the buffers are readable: guaranteed by the caller.
             let (back, Sent { bytes, unlocked }) = unsafe { self.send_some(state, buffers, done, total - done) };
             state = back;

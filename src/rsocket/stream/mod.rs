@@ -22,14 +22,14 @@ mod sockopt;
 mod watching;
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::mem;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::{mem, slice};
 
-pub use close::wait_for_all;
-pub use options::Value;
+pub use close::{in_child, wait_for_all};
 #[cfg(fuzzing)]
-pub use options::after_calls;
+pub use options::Options as StreamOptions;
+pub use options::Value;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
@@ -41,12 +41,12 @@ use crate::errno::{Errno, Result};
 use crate::ffi::rdma_port_space;
 use crate::os::alloc::try_arc;
 use crate::os::fork::Owner;
-use crate::os::sockaddr::{AF_IB, SockAddr, len_of_family};
+use crate::os::sockaddr::{AF_IB, SockAddr};
 use crate::os::sync::{self, Changes, Lock};
 use backlog::Listening;
 use close::Background;
 use connect::Attempt;
-use connection::{Batch, Connection, Outcome, Unconnected};
+use connection::{Batch, Connection, Outcome};
 use iomap::Mappings;
 use options::Options;
 
@@ -68,9 +68,6 @@ pub struct Stream {
     /// which closes the descriptor. rclose(3) in the owner leaves a stale value, which is never
     /// used: a child that is forked later does not have the stream in its table.
     channel_fd: AtomicI32,
-    /// Set while the lock's holder runs a command to the kernel or device that may block, as a part
-    /// of connecting.
-    in_command: AtomicBool,
 }
 
 /// Result of [`Stream::receive_at_once`].
@@ -98,8 +95,8 @@ struct State {
     key: Option<Key>,
     /// Declared before `id`, so that the QP is destroyed before the id that it belongs to.
     connection: Option<Box<Connection>>,
-    /// QP and memory while connecting, until the peer has accepted.
-    unconnected: Option<Box<Unconnected>>,
+    /// The connection until the peer has accepted it.
+    requested: Option<Box<Connection>>,
     id: Option<CmId>,
     /// The address that the socket was bound to, with the assigned port.
     bound: Option<SockAddr>,
@@ -108,9 +105,6 @@ struct State {
     success_unreported: bool,
     /// The connection has ended with an error, which a call may have returned since.
     ended_with_error: bool,
-    /// Number of threads that reject requests of the former listener without the lock
-    /// ([`Stream::stop_listening`]).
-    rejecting: u32,
     /// The program has shut down reading.
     shut_read: bool,
     /// The program has shut down writing.
@@ -185,7 +179,6 @@ impl Stream {
             watchers: Watchers::default(),
             edges: AtomicU64::new(0),
             channel_fd: AtomicI32::new(-1),
-            in_command: AtomicBool::new(false),
         })
     }
 
@@ -375,39 +368,8 @@ impl Drop for Stream {
         if let Phase::Listening(listening) = state.phase {
             mem::forget(listening.waiting);
         }
-        mem::forget((state.connection, state.unconnected, state.id, state.mappings, state.domain, state.background));
+        mem::forget((state.connection, state.requested, state.id, state.mappings, state.domain, state.background));
     }
-}
-
-/// Resets the counters in a child of fork(), which has none of its parent's connections.
-pub fn in_child() {
-    backlog::in_child();
-    close::in_child();
-}
-
-/// Returns the length of the address, which depends on the family; for an unknown family, the
-/// length of the family field.
-pub fn name_len(name: &libc::sockaddr_storage) -> usize {
-    len_of_family(c_int::from(name.ss_family)).unwrap_or(size_of::<libc::sa_family_t>())
-}
-
-/// Copies the program's address.
-///
-/// # Errors
-/// Fails with `EFAULT` for NULL, `EAFNOSUPPORT` for an unknown family, and `EINVAL` if `len` is too
-/// small for the family.
-///
-/// # Safety
-/// `addr` is NULL or readable for `len` bytes.
-pub unsafe fn address(addr: *const libc::sockaddr, len: libc::socklen_t) -> Result<SockAddr> {
-    if addr.is_null() {
-        return Err(Errno::EFAULT);
-    }
-    // SAFETY: `len` bytes are readable: guaranteed by the caller.
-    let bytes = unsafe { slice::from_raw_parts(addr.cast::<u8>(), len as usize) };
-    let family = bytes.first_chunk().ok_or(Errno::EINVAL)?;
-    len_of_family(u16::from_ne_bytes(*family).into()).ok_or(Errno::EAFNOSUPPORT)?;
-    SockAddr::from_bytes(bytes)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ const MAX_BUFFER: u32 = 1 << 30;
 
 /// Options of a stream. Connections inherit those of their listener.
 #[derive(Clone, Debug)]
-pub(super) struct Options {
+pub struct Options {
     pub sq: u16,
     pub rq: u16,
     pub inline: u16,
@@ -52,7 +52,7 @@ pub(super) struct Options {
 /// SO_LINGER. rclose(3) waits for sent data even without SO_LINGER: the data would be lost
 /// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Linger {
+pub enum Linger {
     /// Not set by the program: getsockopt(2) reports it as on, as in rdma-core.
     Default,
     Off(c_int),
@@ -183,26 +183,6 @@ impl Options {
             _ => return Err(Errno::ENOTSUP),
         };
         Ok(Value::int(value))
-    }
-}
-
-/// For fuzz targets: applies a program's calls, each of which is a level, a name, a value, and
-/// whether the socket is connected. Checks after each call that a connection can be made with the
-/// options.
-#[cfg(fuzzing)]
-pub fn after_calls<'a>(calls: impl Iterator<Item = (c_int, c_int, &'a [u8], bool)>) {
-    use crate::rsocket::config::{MIN_SEND_BUFFER, SMALL_SEND_BUFFER};
-    let mut options = Options::default();
-    for (level, name, value, fixed) in calls {
-        let before = (options.sq, options.rq, options.receive_buffer);
-        let changed = options.set(level, name, value, fixed).is_ok();
-        assert!(changed && !fixed || before == (options.sq, options.rq, options.receive_buffer));
-        assert!(options.sq < u16::MAX && options.rq < u16::MAX && options.iomap <= wire::round_iomap_size(u32::MAX));
-        assert!((2..=MAX_BUFFER).contains(&options.receive_buffer));
-        assert!((MIN_SEND_BUFFER.min(SMALL_SEND_BUFFER)..=MAX_BUFFER).contains(&options.send_buffer));
-        if let Ok(shown) = options.get(level, name) {
-            assert!(!shown.as_bytes().is_empty());
-        }
     }
 }
 

@@ -11,7 +11,6 @@ use crate::errno::Result;
 use crate::os::alloc::try_push_small;
 use crate::os::event::Deadline;
 use crate::rsocket::pollable::{Descriptors, IN, OUT, Pollable, Watchers};
-use crate::rsocket::reactor::LOCK_TIMEOUT;
 
 impl State {
     /// Returns all events that are pending.
@@ -78,37 +77,19 @@ impl Stream {
         Ok(())
     }
 
-    /// Locks the state for polling, and sends held data if the calling thread polls for data. For a
-    /// stream that cannot be locked, returns its poll bits as the error: POLLNVAL in a child of
-    /// fork(), and 0 if the stream connects in a command that may block. In the second case, no
-    /// event is pending until the watchers are notified.
+    /// Locks the state for polling, and sends held data if the calling thread polls for data.
+    /// Returns POLLNVAL as the error in a child of fork().
     #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
     #[inline(always)]
     pub(super) fn lock_to_poll(&self, wanted: c_short) -> std::result::Result<Guard<'_>, c_short> {
         if !self.owner.is_this_process() {
             return Err(POLLNVAL);
         }
-        let mut state = match self.state.try_lock() {
-            Some(state) => state,
-            None => self.lock_to_poll_slowly()?,
-        };
+        let mut state = self.lock();
         if wanted & IN != 0 {
             self.flush_before_read(&mut state);
         }
         Ok(state)
-    }
-
-    #[cold]
-    fn lock_to_poll_slowly(&self) -> std::result::Result<Guard<'_>, c_short> {
-        loop {
-            // A command may begin after this check, so the wait for the lock is limited.
-            if self.in_command.load(Ordering::SeqCst) {
-                return Err(0);
-            }
-            if let Some(state) = self.state.lock_within(LOCK_TIMEOUT) {
-                return Ok(state);
-            }
-        }
     }
 }
 

@@ -13,14 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
-use super::connection::{Unconnected, Watch};
+use super::connection::{Connection, Watch};
 use super::watching::{self, Watchable};
 use super::{Guard, Phase, State, Stream};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
-use crate::os::alloc::try_box;
 use crate::rsocket::pinned_budget;
-use crate::rsocket::reactor::{self, Key, LOCK_TIMEOUT, Service};
+use crate::rsocket::reactor::{self, Key, Service};
 
 /// Delay after which the reactor retries after a lack of memory or descriptors.
 const RETRY_DELAY: Duration = Duration::from_millis(1);
@@ -33,15 +32,19 @@ impl Service for Stream {
     }
 
     fn expired(self: Arc<Self>, _: Key) -> bool {
-        let Some(mut state) = self.lock_to_serve() else { return false };
+        let Some(mut state) = self.state.try_lock() else { return false };
         if state.background.is_some() {
             self.continue_in_background(state);
             return true;
         }
         match state.phase {
             Phase::Connected => self.keep_alive(&mut state),
-            // The peer has not finished the handshake within this side's time-out.
-            Phase::Accepting(_) => drop(self.finish_handshake(state, false)),
+            // The peer has not finished the handshake in time, unless this is the next event.
+            Phase::Accepting(_) => {
+                if let Some(state) = self.handle_events(state, EVENTS_PER_TURN) {
+                    self.finish_handshake(state, false);
+                }
+            }
             // Requests wait for an answer.
             Phase::Listening(_) => {
                 drop(state);
@@ -65,22 +68,15 @@ impl Service for Stream {
 }
 
 impl Stream {
-    /// Locks the state for a thread of the reactor. Returns `None` if another thread holds the lock
-    /// for long.
-    pub(super) fn lock_to_serve(&self) -> Option<Guard<'_>> {
-        self.state.lock_within(LOCK_TIMEOUT)
-    }
-
     /// Handles events. Returns false if the stream is closed, or another thread (perhaps in a
     /// command that blocks) holds the lock.
     pub(super) fn serve(self: &Arc<Self>) -> bool {
-        let Some(state) = self.lock_to_serve() else { return false };
+        let Some(state) = self.state.try_lock() else { return false };
         // Nobody reads the events of a closed stream. Its channel may stay readable until the
         // closing call, which waits for other threads, releases the stream.
         if let Phase::Closed = state.phase {
             return false;
         }
-        let state = self.service_oldest_handshake(state);
         if let Phase::Listening(listening) = &state.phase {
             let requests = listening.requests_to_read(REQUESTS_PER_TURN);
             if let Some(state) = self.handle_events(state, requests) {
@@ -93,7 +89,7 @@ impl Stream {
     }
 
     /// Handles at most `limit` events. Returns the lock, or `None` if the stream is closed, its
-    /// channel is lost, or another thread holds the lock for long.
+    /// channel is lost, or another thread holds the lock.
     fn handle_events<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, limit: usize) -> Option<Guard<'a>> {
         for _ in 0..limit {
             let id = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed))?;
@@ -150,7 +146,7 @@ impl State {
         let id = self.id.as_ref().ok_or(Errno::EBADF)?.id();
         if self.domain.as_ref().is_some_and(|domain| !domain.is_of(id)) {
             // The id was replaced: memory regions of the previous id's device cannot be used.
-            if !self.mappings.list.is_empty() || self.connection.is_some() || self.unconnected.is_some() {
+            if !self.mappings.list.is_empty() || self.connection.is_some() || self.requested.is_some() {
                 return Err(Errno::ENODEV);
             }
             self.domain = None;
@@ -162,10 +158,10 @@ impl State {
     }
 
     /// Creates a QP with its resources for the stream's id, which has a device.
-    pub(super) fn make_unconnected(&mut self) -> Result<Box<Unconnected>> {
+    pub(super) fn make_connection(&mut self) -> Result<Box<Connection>> {
         self.domain()?;
         let (id, domain) = self.id.as_ref().zip(self.domain.as_ref()).ok_or(Errno::EBADF)?;
-        try_box(pinned_budget::with_memory(|| Unconnected::new(id, domain, &self.options))?)
+        pinned_budget::with_memory(|| Connection::new(id, domain, &self.options))
     }
 }
 

@@ -10,19 +10,6 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-/*
- * Private option of rgetsockopt(): microseconds of the longest turn of either of the library's threads since it was
- * last asked, with the commands that it made.
- */
-static int longest_turn_us(void)
-{
-	int time = -1;
-	socklen_t len = sizeof(time);
-
-	EXPECT(!rgetsockopt(-1, 0x72736f63, 4, &time, &len));
-	return time;
-}
-
 /* A client with a QP that asks and never looks at the answer. Its channel stays, so the kernel goes on waiting. */
 static struct rdma_cm_id *ask(union address *to)
 {
@@ -337,7 +324,6 @@ static void flooded_listener(void)
 	}
 	while (__atomic_load_n(asked, __ATOMIC_RELAXED) < 2 * FLOODERS)
 		pause_briefly();
-	longest_turn_us();
 	for (int i = 0; i < ROUNDS; i++) {
 		struct timespec since;
 
@@ -346,8 +332,8 @@ static void flooded_listener(void)
 		if (elapsed_ms(&since) > longest)
 			longest = elapsed_ms(&since);
 	}
-	fprintf(stderr, "# %d requests of the flood; the longest connection took %ld ms, the longest turn %d us\n",
-		__atomic_load_n(asked, __ATOMIC_RELAXED), longest, longest_turn_us());
+	fprintf(stderr, "# %d requests of the flood; the longest connection took %ld ms\n",
+		__atomic_load_n(asked, __ATOMIC_RELAXED), longest);
 	EXPECT(longest < LONGEST_MS);
 	for (int i = 0; i < FLOODERS; i++)
 		end_of(children[i]);

@@ -201,27 +201,6 @@ static void end_of_a_peer_beside_an_answer(void)
 	rs_pair_close(&pair);
 }
 
-/* rpoll of several rsockets, one of which connects: the others' events are returned. */
-static void poll_beside_a_connect(void)
-{
-	struct pollfd both[2];
-
-	connect_blocks();
-	both[0] = (struct pollfd){ .fd = blocked.client, .events = POLLOUT };
-	both[1] = (struct pollfd){ .fd = pair.server, .events = POLLIN };
-	EXPECT(rpoll(both, 1, 1) == 0 && rpoll(both, 2, 1) == 0);
-	EXPECT(rsend(pair.client, "there", 5, 0) == 5);
-	EXPECT(rpoll(both, 2, -1) == 1 && both[0].revents == 0 && both[1].revents == POLLIN);
-	EXPECT(rrecv(pair.server, got, 5, MSG_WAITALL) == 5 && !memcmp(got, "there", 5));
-	unblock();
-	EXPECT(rpoll(both, 2, -1) == 1 && both[0].revents == POLLOUT && both[1].revents == 0);
-	EXPECT((blocked.server = raccept(blocked.listener, NULL, NULL)) >= 0);
-	rs_nonblock(blocked.client, false);
-	exchange(&blocked);
-	rs_pair_close(&blocked);
-	rs_pair_close(&pair);
-}
-
 /* Freeing a connection that is closed in the background, because its peer has no receives. */
 static void first_messages_beside_freeing(void)
 {
@@ -376,49 +355,11 @@ static void timer_beside_a_close(void)
 	EXPECT(!rclose(pair.client) && !rclose(pair.listener));
 }
 
-/* ---- one thread ------------------------------------------------------------------------------------- */
-
-/* How many threads may be started; any number below 0. */
-static int threads_left = -1;
-
-int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument)
-{
-	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
-		(__typeof__(create))dlsym(RTLD_NEXT, "pthread_create");
-
-	if (threads_left == 0)
-		return EAGAIN;
-	if (threads_left > 0)
-		threads_left--;
-	return create(thread, attributes, body, argument);
-}
-
-/* The second thread cannot be started: the first one serves the connections, too. */
-static void one_thread_serves_all(void)
-{
-	threads_left = 1;
-	EXPECT(rs_pair(&pair, AF_INET));
-	exchange(&pair);
-	fill(data, BLOCK, 6, 0);
-	EXPECT(rsend(pair.client, data, 1000, 0) == 1000);
-	EXPECT(rrecv(pair.server, got, 1000, MSG_WAITALL) == 1000 && filled(got, 1000, 6, 0));
-	rs_nonblock(pair.client, true);
-	EXPECT(!rclose(pair.client));
-	EXPECT(rrecv(pair.server, got, 1, 0) == 0);
-	EXPECT(threads_left == 0);
-	threads_left = -1;
-	EXPECT(!rclose(pair.server) && !rclose(pair.listener));
-	/* The second one is started for a later connection. */
-	EXPECT(rs_pair(&pair, AF_INET));
-	first_messages();
-}
-
 int main(int argc, char **argv)
 {
 	start(argc, argv);
 	CASE(first_messages_beside_an_answer);
 	CASE(first_messages_beside_a_connect);
-	CASE(poll_beside_a_connect);
 	/* A message without a receive ends an iWARP connection, and rclose then frees it in this thread. */
 	CASE_IF(!on_siw(), first_messages_beside_freeing);
 	CASE(end_of_a_peer_beside_an_answer);
@@ -427,6 +368,5 @@ int main(int argc, char **argv)
 	CASE(exit_beside_an_answer);
 	CASE(fork_beside_an_answer);
 	CASE(timer_beside_a_close);
-	CASE(one_thread_serves_all);
 	return finish();
 }

@@ -1,6 +1,6 @@
 /*
  * A program that closes all descriptors, the library's own included, as daemons do when they start:
- * the library neither uses nor closes the files that get these numbers, and keeps working.
+ * the connection to the address and path service neither uses nor closes the files that get its number.
  */
 #include "cases.h"
 #include "rscommon.h"
@@ -15,14 +15,6 @@ static struct rspair pair;
 
 /* ---- files of the program ----------------------------------------------------------- */
 
-/* What other numbers than FIRST and those after it refer to stays. */
-static void take_numbers(int (*make)(int number))
-{
-	closefrom(FIRST);
-	for (int fd = FIRST; fd < FIRST + FILES; fd++)
-		EXPECT(make(fd) == fd);
-}
-
 static int socket_at(int number)
 {
 	int fds[2];
@@ -33,10 +25,12 @@ static int socket_at(int number)
 	return dup2(fds[1], number + 2 * FILES) < 0 || close(fds[1]) ? -1 : fds[0];
 }
 
-static int epoll_at(int number)
+/* What other numbers than FIRST and those after it refer to stays. */
+static void take_numbers(void)
 {
-	(void)number;
-	return epoll_create1(0);
+	closefrom(FIRST);
+	for (int fd = FIRST; fd < FIRST + FILES; fd++)
+		EXPECT(socket_at(fd) == fd);
 }
 
 /* Returns whether it was neither written to nor read nor closed. */
@@ -48,22 +42,6 @@ static void sockets_are_untouched(void)
 		EXPECT_ERROR((int)recv(fd + 2 * FILES, &byte, 1, 0), EAGAIN);
 		EXPECT(send(fd + 2 * FILES, "x", 1, 0) == 1);
 		EXPECT(recv(fd, &byte, 1, 0) == 1 && byte == 'x');
-	}
-}
-
-/* Nothing was put into them. */
-static void epolls_are_untouched(void)
-{
-	for (int fd = FIRST; fd < FIRST + FILES; fd++) {
-		char name[64], line[256];
-		FILE *file;
-
-		snprintf(name, sizeof(name), "/proc/self/fdinfo/%d", fd);
-		EXPECT((file = fopen(name, "r")) != NULL);
-		while (fgets(line, sizeof(line), file))
-			EXPECT(strncmp(line, "tfd:", 4));
-		fclose(file);
-		EXPECT(!close(fd));
 	}
 }
 
@@ -116,61 +94,10 @@ static void connection_to_service(void)
 {
 	start_service();
 	ask_service();
-	take_numbers(socket_at);
+	take_numbers();
 	ask_service();
 	sockets_are_untouched();
 	ask_service();
-}
-
-/* ---- the threads of rsockets ------------------------------------------------------------- */
-
-/*
- * A listener at all addresses needs one thread, a datagram socket the other one, and both no device, whose descriptors
- * would be lost.
- */
-static void use_threads(void)
-{
-	struct sockaddr_in any = { .sin_family = AF_INET };
-	int fd = rsocket(AF_INET, SOCK_DGRAM, 0);
-
-	EXPECT(fd >= 0 && !rclose(fd));
-	fd = rsocket(AF_INET, SOCK_STREAM, 0);
-	EXPECT(fd >= 0);
-	EXPECT(!rbind(fd, (void *)&any, sizeof(any)));
-	EXPECT(!rlisten(fd, 1));
-	EXPECT(!rclose(fd));
-}
-
-static void connect_once(void)
-{
-	EXPECT(rs_pair(&pair, AF_INET));
-	EXPECT(rsend(pair.client, "x", 1, 0) == 1);
-}
-
-static void threads_with_sockets_in_their_place(void)
-{
-	use_threads();
-	take_numbers(socket_at);
-	connect_once();
-	sockets_are_untouched();
-}
-
-static void threads_with_epolls_in_their_place(void)
-{
-	use_threads();
-	take_numbers(epoll_at);
-	connect_once();
-	epolls_are_untouched();
-}
-
-static void threads_with_nothing_in_their_place(void)
-{
-	use_threads();
-	closefrom(FIRST);
-	connect_once();
-	rs_pair_close(&pair);
-	closefrom(FIRST);
-	use_threads();
 }
 
 /* ---- epolls ------------------------------------------------------------------------------ */
@@ -201,8 +128,5 @@ int main(int argc, char **argv)
 	acm_require_lab();
 	CASE(connection_to_service);
 	CASE(epoll_of_the_parent);
-	CASE(threads_with_sockets_in_their_place);
-	CASE(threads_with_epolls_in_their_place);
-	CASE(threads_with_nothing_in_their_place);
 	return finish();
 }

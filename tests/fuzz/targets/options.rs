@@ -3,7 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rdmacm_core::rsocket::{after_calls, config};
+use rdmacm_core::rsocket::config::{self, MIN_SEND_BUFFER, SMALL_SEND_BUFFER};
+use rdmacm_core::rsocket::StreamOptions;
+use rdmacm_core::rsocket::wire::round_iomap_size;
 
 /// Valid levels and names, so that not every input is an unknown option.
 const KNOWN: [(i32, i32); 20] = [
@@ -38,6 +40,24 @@ fuzz_target!(|bytes: &[u8]| {
         };
         Some((level, name, value, kind & 0x80 != 0))
     });
-    after_calls(calls);
+    apply(calls);
     let _ = config::parse(bytes);
 });
+
+/// Applies a program's calls, each of which is a level, a name, a value, and whether the socket is
+/// connected. Checks after each call that a connection can be made with the options.
+fn apply<'a>(calls: impl Iterator<Item = (i32, i32, &'a [u8], bool)>) {
+    const MAX_BUFFER: u32 = 1 << 30;
+    let mut options = StreamOptions::default();
+    for (level, name, value, fixed) in calls {
+        let before = (options.sq, options.rq, options.receive_buffer);
+        let changed = options.set(level, name, value, fixed).is_ok();
+        assert!(changed && !fixed || before == (options.sq, options.rq, options.receive_buffer));
+        assert!(options.sq < u16::MAX && options.rq < u16::MAX && options.iomap <= round_iomap_size(u32::MAX));
+        assert!((2..=MAX_BUFFER).contains(&options.receive_buffer));
+        assert!((MIN_SEND_BUFFER.min(SMALL_SEND_BUFFER)..=MAX_BUFFER).contains(&options.send_buffer));
+        if let Ok(shown) = options.get(level, name) {
+            assert!(!shown.as_bytes().is_empty());
+        }
+    }
+}

@@ -237,20 +237,6 @@ impl SendQueue {
             if request.is_empty() { rc::post_send(self.qp, &[send]) } else { rc::post_send(self.qp, &[data, send]) }
         }
     }
-
-    /// Posts two messages with bytes as one chain.
-    pub fn post_both(&self, messages: [SendWr; 2]) -> Result<()> {
-        if !self.iwarp {
-            // SAFETY: as in `post`.
-            return unsafe { rc::post_send(self.qp, &messages) };
-        }
-        let mut contents = [[0; IMM_LEN]; 2];
-        let [content, next_content] = &mut contents;
-        let ([data, send], [next_data, next_send]) =
-            (as_two(&messages[0], content), as_two(&messages[1], next_content));
-        // SAFETY: as in `post`. The contents go inline, so they must live until the call returns.
-        unsafe { rc::post_send(self.qp, &[data, send, next_data, next_send]) }
-    }
 }
 
 impl Drop for QueuePair {

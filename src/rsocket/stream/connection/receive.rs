@@ -110,7 +110,7 @@ impl ReceiveSide {
         self.cq.note_event(event)
     }
 
-    /// Returns the connection data for the peer ([`super::Unconnected::connection_data`]).
+    /// Returns the connection data for the peer ([`super::Connection::connection_data`]).
     pub fn connection_data(&self) -> ConnData {
         let (start, rkey) = (self.memory.start(), self.memory.rkey());
         let memory = RemoteMemory { start, rkey };
@@ -402,15 +402,14 @@ impl Connection {
     }
 }
 
-/// Sizes of a ring that has grown beyond the full size once and twice, in bytes. The process's
-/// budget limits the number of large rings ([`Reservation`]): sixteen streams with rings of the
-/// second size are slower, because the rings do not fit into the caches.
-const STEPS: [u32; 2] = [1 << 19, 1 << 21];
+/// Size of a send buffer or ring that has grown beyond the full size, in bytes. Sixteen streams with
+/// larger ones are slower, because they do not fit into the caches.
+const GROWN: u32 = 1 << 19;
 
-/// Returns the size of a send buffer or ring after `size`, if there is one: first the full size,
-/// then the `steps`, which are `None` for a buffer that may not exceed the full size.
-pub(super) fn next_size(size: u32, full_size: u32, steps: Option<[u32; 2]>) -> Option<u32> {
-    if size < full_size { Some(full_size) } else { steps?.into_iter().find(|&step| step > size) }
+/// Returns the size of a send buffer or ring after `size`, if there is one: the full size or, if
+/// `may_grow` is set, the grown size.
+pub(super) fn next_size(size: u32, full_size: u32, may_grow: bool) -> Option<u32> {
+    if size < full_size { Some(full_size) } else { Some(GROWN).filter(|&grown| may_grow && size < grown) }
 }
 
 /// Memory of a send buffer or ring other than the first one, and its part of the process's budget.
@@ -465,19 +464,14 @@ impl Rings {
         }
     }
 
-    /// Returns whether the size of the ring never changes.
-    fn is_fixed(&self) -> bool {
-        !self.may_grow && self.first_size == self.full_size
-    }
-
     /// Returns the size of the next larger ring, if there is one.
     fn larger(&self) -> Option<u32> {
-        next_size(self.size, self.full_size, self.may_grow.then_some(STEPS))
+        next_size(self.size, self.full_size, self.may_grow)
     }
 
     /// Allocates a ring of `size` bytes. Fails with `ENOMEM` if memory or the budget is short.
     fn allocate(&self, size: u32, qp: &QueuePair) -> Result<Grown> {
-        let take = if size == self.full_size { Reservation::take_full } else { Reservation::take };
+        let take = if size == self.full_size { Reservation::take_full } else { Reservation::take_growth };
         let reservation = take(size).ok_or(Errno::ENOMEM)?;
         // SAFETY: the PD of the QP is live, and outlives the connection.
         unsafe { Grown::new(Some(reservation), qp.pd()?, size, true) }.map_err(|_| Errno::ENOMEM)
@@ -511,19 +505,15 @@ impl ReceiveSide {
     /// Switches to a larger ring if the flow control requests that, or back to the first ring if
     /// memory is short. Called before half a ring is advertised.
     pub fn resize(&mut self, qp: &QueuePair) {
-        if self.rings.is_fixed() {
-            return;
-        }
         if self.rings.size > self.rings.first_size && pinned_budget::is_needed() && self.flow.can_add_ring() {
             return self.use_first_ring();
         }
-        if !self.flow.should_grow(event::monotonic_ms) {
-            return;
-        }
-        let larger = self.rings.larger().ok_or(Errno::ENOMEM);
-        match larger.and_then(|size| Ok((self.rings.allocate(size, qp)?, size))) {
-            Ok((ring, size)) => self.add_ring(ring, size),
-            Err(_) => self.flow.could_not_grow(),
+        let larger = self.rings.larger();
+        let Some(size) = larger.filter(|_| self.flow.should_grow(event::monotonic_ms)) else { return };
+        match self.rings.allocate(size, qp) {
+            Ok(ring) => self.add_ring(ring, size),
+            Err(_) if self.rings.size < self.rings.full_size => self.flow.could_not_grow(),
+            Err(_) => self.rings.may_grow = false,
         }
     }
 

@@ -151,7 +151,7 @@ pub fn parts(buffers: &[iovec], mut skip: usize) -> impl Iterator<Item = (*mut u
 }
 
 /// Memory of the peer, from its connection data.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PeerMemory {
     /// Whether the peer has the other byte order.
     pub swap: bool,
@@ -243,7 +243,6 @@ impl SendSide {
         max_inline: u32,
         inline_write: InlineWrite,
         control_data: ControlData,
-        peer: &ConnData,
     ) -> SendSide {
         SendSide {
             cq,
@@ -259,17 +258,23 @@ impl SendSide {
             wake_due: false,
             inline_write,
             control_data,
-            peer: PeerMemory {
-                swap: peer.big_endian != cfg!(target_endian = "big"),
-                sgl: peer.target_sgl.addr,
-                rkey: peer.target_sgl.rkey,
-                iomap: peer.iomap_size,
-            },
+            peer: PeerMemory::default(),
             thread: 0,
             is_shared: false,
             target_entry: 1,
             targets: 0,
         }
+    }
+
+    /// Takes the connection data of the peer.
+    pub fn set_peer(&mut self, peer: &ConnData) {
+        self.flow.set_peer(peer.credits, peer.data_buf);
+        self.peer = PeerMemory {
+            swap: peer.big_endian != cfg!(target_endian = "big"),
+            sgl: peer.target_sgl.addr,
+            rkey: peer.target_sgl.rkey,
+            iomap: peer.iomap_size,
+        };
     }
 
     #[inline]
@@ -280,37 +285,29 @@ impl SendSide {
     }
 }
 
-/// One or two messages that are posted together: their work requests and bytes. Credits, space and
-/// work requests are reserved. The second message usually begins the peer's next buffer.
+/// A message for which credits, space and work requests are reserved.
 pub struct Planned<S> {
-    first: (SendWr, S),
-    second: Option<(SendWr, S)>,
+    request: SendWr,
+    bytes: S,
 }
 
 impl<S: Source> Planned<S> {
     /// Returns the number of bytes.
     pub fn size(&self) -> usize {
-        self.first.1.size() + self.second.map_or(0, |(_, bytes)| bytes.size())
+        self.bytes.size()
     }
 
-    /// Copies the bytes to the send buffer, except those that are sent inline, and posts the
-    /// requests.
+    /// Copies the bytes to the send buffer, unless they are sent inline, and posts the request.
     ///
     /// # Safety
     /// The QP and the send buffer are live.
     pub unsafe fn post(&self, queue: SendQueue) -> Result<()> {
-        for (request, bytes) in [Some(self.first), self.second].into_iter().flatten() {
-            if !request.inline {
-                // SAFETY: the request describes space of the send buffer, which is live: guaranteed
-                // by the caller. The flow control has reserved it, so no outstanding request reads
-                // it.
-                unsafe { copy_to(&request.sg_list, bytes) };
-            }
+        if !self.request.inline {
+            // SAFETY: the request describes space of the send buffer, which is live: guaranteed by
+            // the caller. The flow control has reserved it, so no outstanding request reads it.
+            unsafe { copy_to(&self.request.sg_list, self.bytes) };
         }
-        match self.second {
-            Some((second, _)) => queue.post_both([self.first.0, second]),
-            None => queue.post(self.first.0),
-        }
+        queue.post(self.request)
     }
 }
 
@@ -373,26 +370,13 @@ impl Connection {
         true
     }
 
-    /// Returns whether `len` bytes exceed the rest of the peer's buffer, which is not full.
-    pub fn crosses_target_end(&self, len: usize) -> bool {
-        self.send.flow.crosses_target_end(len)
-    }
-
-    /// Reserves one or two messages for the beginning of `data`. Returns the messages, or `None` if
-    /// nothing can be sent now. `begun`: the program's call has already sent data.
+    /// Reserves a message for the beginning of `data`. Returns `None` if nothing can be sent now.
+    /// `begun`: the program's call has already sent data.
     #[inline]
     pub fn plan<S: Source>(&mut self, data: S, begun: bool) -> Option<Planned<S>> {
         let wanted = if begun { data.size() } else { self.send.flow.first_message(data.size()) };
         let (data, _) = data.split(wanted);
         let inline = self.goes_inline(data);
-        let first = self.reserve(data, inline)?;
-        let (_, tail) = data.split(first.1.size());
-        let second = if tail.size() > 0 { self.reserve(tail, inline) } else { None };
-        Some(Planned { first, second })
-    }
-
-    #[inline]
-    fn reserve<S: Source>(&mut self, data: S, inline: bool) -> Option<(SendWr, S)> {
         let chunk = self.send.flow.take(data.size(), inline)?;
         let (bytes, _) = data.split(chunk.len as usize);
         let sg_list = match bytes.in_one_piece() {
@@ -400,7 +384,7 @@ impl Connection {
             _ => self.send.buffer.space(chunk.offset, chunk.len),
         };
         self.use_next_target();
-        Some((self.request_of(&chunk, sg_list, inline), bytes))
+        Some(Planned { request: self.request_of(&chunk, sg_list, inline), bytes })
     }
 
     /// Returns the work request of a message.
@@ -413,7 +397,7 @@ impl Connection {
         SendWr { wr_id, opcode, addr, rkey, sg_list, inline, signaled }
     }
 
-    /// Posts planned messages. A failure ends the connection.
+    /// Posts a planned message. A failure ends the connection.
     pub fn post_planned<S: Source>(&mut self, planned: &Planned<S>) -> Result<()> {
         // SAFETY: the QP and the send buffer are live.
         unsafe { planned.post(self.qp.send_queue()) }.inspect_err(|&error| self.fail(error))
@@ -426,8 +410,8 @@ impl Connection {
         self.qp.send_queue().post(request).inspect_err(|&error| self.fail(error))
     }
 
-    /// Lets the caller copy and post planned messages of `len` bytes without the stream's lock.
-    /// Returns the send queue, or `None` if the messages are shorter than [`LARGE`], no other
+    /// Lets the caller copy and post a planned message of `len` bytes without the stream's lock.
+    /// Returns the send queue, or `None` if the message is shorter than [`LARGE`], no other
     /// thread receives, or a thread waits to use the connection. Until
     /// [`end_unlocked`](Self::end_unlocked) nothing else is posted.
     pub fn begin_unlocked(&mut self, len: usize) -> Option<SendQueue> {
@@ -440,7 +424,7 @@ impl Connection {
     }
 
     /// Ends the phase that [`begin_unlocked`](Self::begin_unlocked) began. `posted` is the result
-    /// of posting the messages.
+    /// of posting the message.
     pub fn end_unlocked(&mut self, posted: Result<()>) {
         self.send.is_unlocked = false;
         if let Err(error) = posted {
@@ -525,11 +509,6 @@ impl Connection {
     }
 }
 
-/// Sizes of a send buffer that has grown beyond the full size once and twice, in bytes.
-const STEPS: [u32; 2] = [1 << 18, 1 << 20];
-/// A buffer of at least the full size grows when it has limited the stream this many times.
-const GROW_AFTER: u32 = 2;
-
 /// The memory for messages that do not go inline. The first buffer is a part of the receive side's
 /// memory. When a message does not fit, a buffer of the full size (SO_SNDBUF) replaces the first
 /// one: with a small buffer, a connection would process completions too often.
@@ -542,17 +521,13 @@ pub(super) struct SendBuffer {
     full_size: u32,
     /// The buffer may exceed the full size.
     may_grow: bool,
-    /// Number of times that the buffer has limited the stream since the last attempt to grow it.
-    limited: u32,
-    /// Number of consecutive times that the buffer could not grow.
-    refused: u32,
     /// The previous buffer, and the work request whose completion frees it.
     old: Option<(Grown, u64)>,
 }
 
 impl SendBuffer {
     pub fn new(first: Sge, full_size: u32, may_grow: bool) -> SendBuffer {
-        SendBuffer { first, grown: None, size: first.len, full_size, may_grow, limited: 0, refused: 0, old: None }
+        SendBuffer { first, grown: None, size: first.len, full_size, may_grow, old: None }
     }
 
     /// Returns the size, in bytes.
@@ -562,7 +537,7 @@ impl SendBuffer {
 
     /// Returns the next larger size, if there is one.
     fn larger(&self) -> Option<u32> {
-        receive::next_size(self.size, self.full_size, self.may_grow.then_some(STEPS))
+        receive::next_size(self.size, self.full_size, self.may_grow)
     }
 
     /// Returns whether the buffer is smaller than the full size.
@@ -570,20 +545,16 @@ impl SendBuffer {
         self.size < self.full_size
     }
 
-    /// Allocates a buffer of a larger `size`. Fails with `ENOMEM` while the previous buffer is in
-    /// use. A buffer of the full size does not count as growth: it needs no reservation, and idle
-    /// streams free memory for it if necessary.
+    /// Allocates a buffer of a larger `size`. A buffer of the full size does not count as growth:
+    /// it needs no reservation, and idle streams free memory for it if necessary.
     fn allocate(&self, qp: &QueuePair, size: u32) -> Result<Grown> {
-        if self.old.is_some() {
-            return Err(Errno::ENOMEM);
-        }
         let pd = qp.pd()?;
         // SAFETY: the PD of the QP is live, and outlives the connection.
         let new = |reservation| unsafe { Grown::new(reservation, pd, size, false) };
         if self.is_first() {
             return pinned_budget::with_memory(|| new(None));
         }
-        new(Some(Reservation::take(size).ok_or(Errno::ENOMEM)?))
+        new(Some(Reservation::take_growth(size).ok_or(Errno::ENOMEM)?))
     }
 
     /// Copies `bytes` into the buffer, from `offset` on. Returns their scatter/gather list.
@@ -606,24 +577,15 @@ impl SendBuffer {
 }
 
 impl SendSide {
-    /// Notes that the buffer has limited the stream. Grows the buffer at once if it is smaller than
-    /// the full size, otherwise after [`GROW_AFTER`] times.
+    /// Grows the buffer, which limits the stream, unless memory is short.
     pub fn grow_buffer(&mut self, qp: &QueuePair) {
-        let buffer = &mut self.buffer;
-        let Some(size) = buffer.larger() else { return };
-        buffer.limited += 1;
-        let limit = if buffer.is_first() { 1 } else { GROW_AFTER };
-        if buffer.limited < limit << buffer.refused.min(16) {
+        let Some(size) = self.buffer.larger().filter(|_| self.buffer.old.is_none()) else { return };
+        if pinned_budget::is_needed() {
             return;
         }
-        buffer.limited = 0;
-        match buffer.allocate(qp, size) {
-            Ok(memory) => {
-                buffer.refused = 0;
-                self.replace_buffer(Some(memory), size);
-            }
-            // Each refusal doubles the limit for the next attempt.
-            Err(_) => buffer.refused = buffer.refused.saturating_add(1),
+        match self.buffer.allocate(qp, size) {
+            Ok(memory) => self.replace_buffer(Some(memory), size),
+            Err(_) => self.buffer.may_grow = false,
         }
     }
 
