@@ -24,7 +24,6 @@ mod rsocket {
     pub mod stream {
         mod channel_leader;
         pub mod model;
-        mod watching;
     }
     mod poll_waiter;
     pub mod pollable;

@@ -64,11 +64,6 @@ pub trait Pollable: Send + Sync {
     /// POLLIN, POLLOUT, POLLRDHUP), POLLERR and POLLHUP; POLLNVAL after a close.
     fn ready(&self, wanted: c_short) -> c_short;
 
-    /// Returns whether ready() would return a bit. May leave completions unprocessed.
-    fn is_ready(&self, wanted: c_short) -> bool {
-        self.ready(wanted) != 0
-    }
-
     /// Like ready(), and arms the rsocket. If the result is 0, no descriptor is readable after
     /// take_event() has read the pending events, and every later change makes a descriptor readable
     /// or notifies the watchers.
@@ -91,9 +86,8 @@ pub trait Pollable: Send + Sync {
     /// the set of descriptors changes.
     fn descriptors(&self) -> Result<Descriptors>;
 
-    /// Returns the number of edges in the sense of EPOLLET: data arrived, space became available
-    /// after there was none, EOF, error, connected, a connection is waiting. An edge is counted at
-    /// the latest when ready() or arm() processes its completion.
+    /// Returns the number of edges in the sense of EPOLLET: each change, also one that makes nothing
+    /// ready. An edge is counted at the latest when ready() or arm() processes its completion.
     fn edges(&self) -> u64;
 
     /// Returns the watchers of the rsocket.

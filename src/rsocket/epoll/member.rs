@@ -115,11 +115,6 @@ impl Snapshot {
         self.rsocket.ready(self.interest.wanted()) & !POLLNVAL
     }
 
-    /// Returns whether ready() would return a bit, or the rsocket is closed.
-    pub fn is_ready(&self) -> bool {
-        self.rsocket.is_ready(self.interest.wanted())
-    }
-
     /// Calls [`Pollable::arm`]. Returns the same bits as ready().
     pub fn arm(&self) -> c_short {
         self.rsocket.arm(self.interest.wanted()) & !POLLNVAL

@@ -194,7 +194,7 @@ impl Epoll {
     /// the kernel that would return at once without anything to report.
     fn rearm(&self, member: &Arc<Member>) {
         let Some(snapshot) = member.snapshot() else { return };
-        if !snapshot.enabled || snapshot.interest.is_edge() || snapshot.interest.is_oneshot() || snapshot.is_ready() {
+        if !snapshot.enabled || snapshot.interest.is_edge() || snapshot.interest.is_oneshot() || snapshot.ready() != 0 {
             return;
         }
         match self.refresh(member, &snapshot) {

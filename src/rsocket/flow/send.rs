@@ -205,6 +205,13 @@ impl Sender {
         self.reasons = Reasons(self.reasons.0 & !reason.0 | if is_one { reason.0 } else { 0 });
     }
 
+    /// Removes a reason to need completions. Returns whether it was one.
+    pub fn take_reason(&mut self, reason: Reasons) -> bool {
+        let was_one = self.reasons.0 & reason.0 != 0;
+        self.set_reason(reason, false);
+        was_one
+    }
+
     #[inline]
     fn is_short(&self) -> bool {
         self.reasons.0 & Reasons::SHORT.0 != 0

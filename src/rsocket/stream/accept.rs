@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use libc::AF_INET6;
 
 use super::backlog::{Finished, Listening};
-use super::blocking::Wait;
+use super::waiting::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm::OwnedChannel;
 use crate::diag::Cause;

@@ -11,10 +11,10 @@ use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::blocking::Wait;
+use super::channel_leader::EventSource;
 use super::connection::Connection;
 use super::options::Linger;
-use super::watching::Watchable;
+use super::waiting::Wait;
 use super::{Guard, Notice, Phase, State, Stream, channel_leader};
 use crate::errno::{Errno, Result};
 use crate::os::event;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use libc::{AF_INET, AF_INET6};
 
-use super::blocking::Wait;
+use super::waiting::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
 use crate::cm;
 use crate::diag::Cause;

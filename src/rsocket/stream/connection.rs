@@ -78,17 +78,10 @@ pub(super) struct Outcome(u8);
 impl Outcome {
     /// Something completed.
     pub const ANY: Outcome = Outcome(1 << 0);
-    /// New data, the end of data, or new space to send: wakes edge-triggered watchers.
-    pub const EDGE: Outcome = Outcome(1 << 1);
     /// The peer sends no more data.
-    pub const EOF: Outcome = Outcome(1 << 2);
+    pub const EOF: Outcome = Outcome(1 << 1);
     /// The peer neither sends nor receives any more.
-    pub const DISCONNECT: Outcome = Outcome(1 << 3);
-    /// Data could be sent before the first completion that may have changed this.
-    const COULD_SEND: Outcome = Outcome(1 << 4);
-    const COULD_NOT_SEND: Outcome = Outcome(1 << 5);
-    /// `COULD_SEND` or `COULD_NOT_SEND`.
-    const SPACE_NOTED: Outcome = Outcome(Outcome::COULD_SEND.0 | Outcome::COULD_NOT_SEND.0);
+    pub const DISCONNECT: Outcome = Outcome(1 << 2);
     /// The peer sends no more data: `EOF` or `DISCONNECT`.
     pub const END: Outcome = Outcome(Outcome::EOF.0 | Outcome::DISCONNECT.0);
 

@@ -24,10 +24,10 @@ use std::slice;
 
 use libc::iovec;
 
-use super::blocking::Wait;
 use super::channel_leader::{self, EventSource};
 use super::connection::{Connection, Gather, MAX_COLLECTED, Source, parts};
-use super::{Guard, Phase, Received, State, Stream, watching};
+use super::waiting::Wait;
+use super::{Guard, Phase, Received, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::os::cancel;
 
@@ -225,7 +225,7 @@ impl Stream {
     fn send_in_burst(&self, state: &mut State, data: &[u8]) -> bool {
         let Some(connection) = &mut state.connection else { return false };
         if connection.hold(data) {
-            watching::ensure_flush_scheduled(self, state);
+            channel_leader::ensure_flush_scheduled(self, state);
             return true;
         }
         connection.send_held();
@@ -428,7 +428,7 @@ impl Stream {
             return (state, sent);
         };
         if !begun && connection.hold(data) {
-            watching::ensure_flush_scheduled(self, &mut state);
+            channel_leader::ensure_flush_scheduled(self, &mut state);
             return (state, Sent { bytes: data.size(), ..sent });
         }
         connection.send_held();

@@ -8,7 +8,6 @@
 
 mod accept;
 mod backlog;
-mod blocking;
 mod channel_leader;
 mod close;
 mod connect;
@@ -16,10 +15,8 @@ mod connection;
 mod data;
 mod iomap;
 mod options;
-mod readiness;
 mod service;
-mod sockopt;
-mod watching;
+mod waiting;
 
 use std::ffi::c_int;
 use std::mem;
@@ -238,14 +235,12 @@ impl Stream {
         if (outcome.has(Outcome::END) || connection.failure().is_some()) && self.handle_end(state, outcome) {
             outcome.add(Outcome::ANY);
         }
-        if outcome.has(Outcome::EDGE) {
-            self.edges.fetch_add(1, Ordering::Relaxed);
-        }
         if outcome.has(Outcome::ANY) {
+            self.edges.fetch_add(1, Ordering::Relaxed);
             self.changed.notify();
         }
-        watching::ensure_flush_scheduled(self, state);
-        watching::ensure_armed(self, state);
+        channel_leader::ensure_flush_scheduled(self, state);
+        channel_leader::ensure_armed(self, state);
         outcome.has(Outcome::ANY)
     }
 

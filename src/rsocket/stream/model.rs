@@ -13,7 +13,6 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Mutex, MutexGuard};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
-use super::watching::{self, Watchable};
 use crate::errno::{Errno, Result};
 use crate::os::event::{Deadline, EventFd, poll};
 use crate::os::sync::Changes;
@@ -248,7 +247,7 @@ impl Stream {
         let mut state = self.lock();
         state.held = self.must_hold(&mut state);
         if state.held {
-            watching::ensure_flush_scheduled(self, &mut state);
+            channel_leader::ensure_flush_scheduled(self, &mut state);
         } else {
             self.all_sent.raise();
         }
@@ -266,7 +265,7 @@ impl Stream {
                 }
             }
             self.asked.clear();
-            while !watching::channel_is_readable(self) {
+            while !channel_leader::channel_is_readable(self) {
                 // Retry after a pause: another thread may have released the lock, or polled.
                 drop(self.lock());
                 loom::thread::yield_now();

@@ -4,7 +4,7 @@
 //! streams could access the connection's memory.
 //!
 //! While the program makes no call, the reactor watches the completion channel of a stream that is
-//! new or holds data ([`super::watching`]). Each event wakes the reactor in addition to a waiting
+//! new or holds data ([`super::channel_leader`]). Each event wakes the reactor in addition to a waiting
 //! thread of the program, so the reactor watches a new stream only after a pause: a peer that needs
 //! more space while the program makes no call waits for that pause, once. If the program only
 //! sends, the stream stays new, and each credit update is an event, so the pauses become longer.
@@ -13,9 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
-use super::connection::{Connection, Watch};
-use super::watching::{self, Watchable};
-use super::{Guard, Phase, State, Stream};
+use super::connection::Connection;
+use super::{Guard, Phase, State, Stream, channel_leader};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
 use crate::rsocket::pinned_budget;
@@ -63,7 +62,7 @@ impl Service for Stream {
     }
 
     fn on_channel_readable(self: Arc<Self>) -> bool {
-        watching::channel_is_readable(&*self)
+        channel_leader::channel_is_readable(&*self)
     }
 }
 
@@ -162,70 +161,5 @@ impl State {
         self.domain()?;
         let (id, domain) = self.id.as_ref().zip(self.domain.as_ref()).ok_or(Errno::EBADF)?;
         pinned_budget::with_memory(|| Connection::new(id, domain, &self.options))
-    }
-}
-
-/// Pause before the reactor watches a new stream. It doubles after each [`PAUSES_TO_DOUBLE`]
-/// pauses, up to [`PAUSE_DOUBLINGS`] times.
-const PAUSE: Duration = Duration::from_millis(5);
-const PAUSES_TO_DOUBLE: u32 = 4;
-const PAUSE_DOUBLINGS: u32 = 4;
-
-impl Watchable for Stream {
-    fn try_lock(&self) -> Option<Guard<'_>> {
-        self.state.try_lock()
-    }
-
-    #[inline]
-    fn has_held(state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.has_held())
-    }
-
-    fn send_held(&self, state: &mut State) {
-        let Some(connection) = state.connection.as_mut().filter(|connection| connection.has_held()) else { return };
-        connection.send_held();
-        if connection.failure().is_some() {
-            self.process_completions(state);
-        }
-    }
-
-    fn must_hold(&self, state: &mut State) -> bool {
-        state.connection.as_mut().is_some_and(|connection| connection.must_hold())
-    }
-
-    fn watch(&self, state: &mut State) -> bool {
-        let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return false };
-        let channel = &mut connection.channel;
-        if channel.watch != Watch::Now && reactor::watch_channel(key, channel.completions.fd()).is_ok() {
-            channel.watch = Watch::Now;
-        }
-        channel.watch == Watch::Now
-    }
-
-    fn watched(&self, state: &mut State) {
-        if let Some(connection) = &mut state.connection {
-            connection.channel.watch = Watch::None;
-        }
-    }
-
-    fn watch_soon(&self, state: &mut State) {
-        let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return };
-        let channel = &mut connection.channel;
-        let pause = PAUSE * (1 << (channel.start_pauses / PAUSES_TO_DOUBLE).min(PAUSE_DOUBLINGS));
-        if reactor::watch_channel_later(key, channel.completions.fd(), pause).is_ok() {
-            channel.watch = Watch::Soon;
-            channel.start_pauses = channel.start_pauses.saturating_add(1);
-        }
-    }
-
-    #[inline]
-    fn is_starting(state: &State) -> bool {
-        let Some(connection) = &state.connection else { return false };
-        connection.is_starting() && !state.eof && matches!(state.phase, Phase::Connected)
-    }
-
-    #[inline]
-    fn is_watched(state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.channel.watch != Watch::None)
     }
 }

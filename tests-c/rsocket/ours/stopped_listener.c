@@ -90,22 +90,6 @@ static void reject_goes_on(pthread_t thread)
 	EXPECT(!rclose(first) && !rclose(waiting));
 }
 
-/* It listens again, and accepts. */
-static void other_calls_go_on(void)
-{
-	pthread_t thread;
-	int late, server;
-
-	reject_blocks(&thread);
-	EXPECT_ERROR(raccept(listener, NULL, NULL), EINVAL);
-	EXPECT(poll_wait(listener, POLLIN) & POLLHUP);
-	EXPECT(!rlisten(listener, 0));
-	EXPECT((late = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0 && !rconnect(late, &to.sa, addr_len(&to)));
-	EXPECT((server = raccept(listener, NULL, NULL)) >= 0);
-	reject_goes_on(thread);
-	EXPECT(!rclose(late) && !rclose(server) && !rclose(listener));
-}
-
 static volatile pid_t closer;
 
 static void *close_listener(void *unused)
@@ -184,7 +168,6 @@ static void moving_the_request_fails(void)
 int main(int argc, char **argv)
 {
 	start(argc, argv);
-	CASE(other_calls_go_on);
 	CASE(close_waits);
 	CASE(a_handler_interrupts);
 	CASE(moving_the_request_fails);

@@ -2,7 +2,7 @@
 //! messages without stream data: shutdown, keepalive, credit updates, and entries of the peer's
 //! iomap.
 
-use std::mem::{self, MaybeUninit};
+use std::mem::MaybeUninit;
 
 use super::post::inline_sge;
 use super::{BATCH, Batch, CONTROL_DATA, Connection, IMM_LEN, Outcome, SGL};
@@ -51,9 +51,8 @@ impl Connection {
     /// Processes the first `completed` completions of the batch, then all further ones of the
     /// receive CQ, and those of the send CQ if a waiter needs them. Returns their combined effect.
     pub fn process(&mut self, batch: &mut Batch, mut completed: usize) -> Outcome {
-        let mut outcome = mem::take(&mut self.send.pending);
-        self.send.flow.set_reason(Reasons::NOTIFY, false);
-        if completed > 0 {
+        let mut outcome = Outcome::default();
+        if self.send.flow.take_reason(Reasons::NOTIFY) || completed > 0 {
             outcome.add(Outcome::ANY);
         }
         loop {
@@ -73,24 +72,8 @@ impl Connection {
             self.send_credit_updates_now();
         }
         self.use_next_target();
-        if outcome.has(Outcome::SPACE_NOTED) {
-            self.publish();
-            self.note_space(&mut outcome);
-        }
+        self.publish();
         outcome
-    }
-
-    /// Records, before the first completion that may change this, whether data can be sent.
-    fn note_could_send(&self, outcome: &mut Outcome) {
-        if !outcome.has(Outcome::SPACE_NOTED) {
-            outcome.add(if self.can_send() { Outcome::COULD_SEND } else { Outcome::COULD_NOT_SEND });
-        }
-    }
-
-    fn note_space(&self, outcome: &mut Outcome) {
-        if outcome.has_made_space(|| self.can_send()) {
-            outcome.add(Outcome::EDGE);
-        }
     }
 
     /// Posts the completed receives again, if there are enough of them.
@@ -113,16 +96,19 @@ impl Connection {
             // SAFETY: `CompletionQueue::poll` has filled these entries.
             let wc = unsafe { wc.assume_init_ref() };
             if !wc.is_valid() {
-                self.receive_failed(wc, outcome);
+                self.receive_ended = true;
+                // The cause may be in a completion of the send CQ.
+                self.process_send_cq(outcome);
+                self.note_failure(wc);
                 return false;
             }
-            let Some(imm) = self.imm_of(wc) else { return self.violated(outcome) };
+            let Some(imm) = self.imm_of(wc) else { return self.violated() };
             let was_last = self.receive.used();
             // A peer that uses the last receive exceeds its credits. On iWARP its next message
             // would find no receive and end the connection, and soft-iWARP does not complete
             // receives that are posted after that: this CQ would raise no event.
             if self.process_message(imm, outcome).is_err() || iwarp && was_last {
-                return self.violated(outcome);
+                return self.violated();
             }
         }
         true
@@ -144,10 +130,8 @@ impl Connection {
                 if let Some(counters) = self.counters() {
                     counters.count_received(len);
                 }
-                outcome.add(Outcome::EDGE);
             }
             Message::CreditUpdate(limit) => {
-                self.note_could_send(outcome);
                 self.send.flow.credit_update_received(limit)?;
                 self.send.targets = self.receive.written_targets(self.send.target_entry);
             }
@@ -157,14 +141,8 @@ impl Connection {
                     return Err(Violation);
                 }
             }
-            Message::Control(Control::Disconnect) => {
-                outcome.add(Outcome::DISCONNECT);
-                outcome.add(Outcome::EDGE);
-            }
-            Message::Control(Control::Shutdown) => {
-                outcome.add(Outcome::EOF);
-                outcome.add(Outcome::EDGE);
-            }
+            Message::Control(Control::Disconnect) => outcome.add(Outcome::DISCONNECT),
+            Message::Control(Control::Shutdown) => outcome.add(Outcome::EOF),
             Message::Control(Control::Keepalive) => {}
         }
         Ok(())
@@ -172,11 +150,10 @@ impl Connection {
 
     /// Fails the connection after a protocol violation by the peer. Returns false.
     #[cold]
-    fn violated(&mut self, outcome: &mut Outcome) -> bool {
+    fn violated(&mut self) -> bool {
         self.log_first(Errno::ECONNABORTED, Cause::BadMessage);
         self.fail(Errno::ECONNABORTED);
         self.receive_ended = true;
-        outcome.add(Outcome::EDGE);
         false
     }
 
@@ -189,14 +166,7 @@ impl Connection {
     }
 
     #[cold]
-    fn receive_failed(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
-        self.receive_ended = true;
-        // The cause may be in a completion of the send CQ.
-        self.process_send_cq(outcome);
-        self.note_failure(wc, outcome);
-    }
-
-    fn note_failure(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
+    fn note_failure(&mut self, wc: &ibv_wc) {
         if let Some((status, _)) = wc.error() {
             // If the first failure is a flushed work request, the connection was disconnected: log
             // nothing.
@@ -204,7 +174,6 @@ impl Connection {
                 self.log_first(errno_of(status), Cause::Completion(status));
             }
             self.fail(errno_of(status));
-            outcome.add(Outcome::EDGE);
         }
     }
 
@@ -231,9 +200,12 @@ impl Connection {
                 Err(error) => return self.fail(error),
             };
             outcome.add(Outcome::ANY);
-            self.note_could_send(outcome);
             for wc in completed {
-                self.send_completed(wc, outcome);
+                if wc.is_valid() {
+                    self.send.flow.completed(wc.wr_id());
+                } else {
+                    self.note_failure(wc);
+                }
             }
             if completed.len() < BATCH {
                 break;
@@ -242,23 +214,14 @@ impl Connection {
         self.send.drop_old_buffer();
     }
 
-    #[inline]
-    fn send_completed(&mut self, wc: &ibv_wc, outcome: &mut Outcome) {
-        if wc.is_valid() {
-            self.send.flow.completed(wc.wr_id());
-        } else {
-            self.note_failure(wc, outcome);
-        }
-    }
-
-    /// Polls the send CQ in the middle of a call. The next [`process`](Self::process) also returns
-    /// the outcome, for the waiters.
+    /// Polls the send CQ in the middle of a call. The next [`process`](Self::process) notifies the
+    /// waiters.
     pub(super) fn reap_send_cq(&mut self) {
         let mut outcome = Outcome::default();
         self.process_send_cq(&mut outcome);
-        self.note_space(&mut outcome);
-        self.send.pending.add(outcome.to_notify());
-        self.send.flow.set_reason(Reasons::NOTIFY, self.send.pending != Outcome::default());
+        if outcome.has(Outcome::ANY) {
+            self.send.flow.set_reason(Reasons::NOTIFY, true);
+        }
     }
 
     /// Switches to the peer's next buffer if the current one is full and the peer has advertised
@@ -283,18 +246,6 @@ impl Connection {
         let target = self.receive.take_target(self.send.target_entry)?;
         self.send.target_entry = 1 - self.send.target_entry;
         Some(target)
-    }
-}
-
-impl Outcome {
-    /// Returns whether data can be sent now, but could not be sent before the completions.
-    fn has_made_space(self, can_send: impl FnOnce() -> bool) -> bool {
-        self.has(Outcome::COULD_NOT_SEND) && can_send()
-    }
-
-    /// Returns the part of the outcome that waiters are notified of.
-    fn to_notify(self) -> Outcome {
-        Outcome(self.0 & (Outcome::ANY.0 | Outcome::EDGE.0))
     }
 }
 
@@ -463,12 +414,5 @@ mod tests {
         for status in [IBV_WC_WR_FLUSH_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_LOC_LEN_ERR, IBV_WC_GENERAL_ERR] {
             assert_eq!(errno_of(status), Errno::ECONNRESET);
         }
-    }
-
-    #[test]
-    fn only_new_space_is_an_edge() {
-        let after = |outcome: Outcome, can_send| outcome.has_made_space(|| can_send);
-        assert!(after(Outcome::COULD_NOT_SEND, true) && !after(Outcome::COULD_NOT_SEND, false));
-        assert!(!after(Outcome::COULD_SEND, true) && !after(Outcome::default(), true), "there was space before");
     }
 }

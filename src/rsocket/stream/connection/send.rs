@@ -7,7 +7,7 @@
 //! ([`Sender::may_hold`]). Held bytes lie in the send buffer and are no message yet. They are sent
 //! before any other message except credit updates, and before the sending thread receives or waits.
 //! Otherwise they are sent when the earlier messages have completed, which the leader or the
-//! reactor notices (`stream/watching.rs`).
+//! reactor notices (`stream/channel_leader.rs`).
 //!
 //! [`Sender::may_hold`]: crate::rsocket::flow::Sender::may_hold
 
@@ -19,7 +19,7 @@ use libc::iovec;
 
 use super::post::{QueuePair, SendQueue, inline_sge};
 use super::receive::{self, Grown};
-use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection, LARGE, Outcome};
+use super::{CONTROL_DATA, CONTROL_ENTRIES, Connection, LARGE};
 use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::rsocket::flow::{Chunk, Sender};
@@ -195,8 +195,6 @@ pub(super) struct SendSide {
     pub cq: CompletionQueue,
     /// The CQ is armed, and its event has not been read.
     pub cq_armed: bool,
-    /// Outcome of polls of the send CQ. The waiters were not notified of this outcome yet.
-    pub pending: Outcome,
     /// Number of calls that wait until all sent data has arrived.
     pub flushing: u32,
     pub flow: Sender,
@@ -247,7 +245,6 @@ impl SendSide {
         SendSide {
             cq,
             cq_armed: false,
-            pending: Outcome::default(),
             flushing: 0,
             flow,
             buffer,

@@ -68,8 +68,8 @@ impl EventSource for Stream {
         if any {
             self.changed.notify();
         }
-        watching::ensure_flush_scheduled(self, state);
-        watching::ensure_armed(self, state);
+        channel_leader::ensure_flush_scheduled(self, state);
+        channel_leader::ensure_armed(self, state);
         any
     }
 
@@ -117,9 +117,7 @@ impl EventSource for Stream {
         }
         *event == Kind::Received
     }
-}
 
-impl Watchable for Stream {
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         self.state.try_lock().ok()
     }
