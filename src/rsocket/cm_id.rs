@@ -1,7 +1,7 @@
 //! A connection manager id with its own channel, whose events can be read without blocking.
 
 use std::ffi::c_int;
-use std::mem::{self, ManuallyDrop};
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use crate::acm;
@@ -12,7 +12,7 @@ use crate::os::event;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::sockaddr::SockAddr;
 use crate::rsocket::reactor;
-use crate::verbs::{self, IBV_TRANSPORT_IWARP, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
+use crate::verbs::{IBV_TRANSPORT_IWARP, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
 
 /// Maximum length of private data on any transport, in bytes.
 const PRIVATE_DATA: usize = 256;
@@ -77,17 +77,6 @@ impl Drop for Request {
 }
 
 impl Request {
-    /// Returns whether the peer still waits for an answer. If the peer gives up before the request
-    /// is accepted, the kernel does not report this, but refuses with `EINVAL` to prepare the QP.
-    pub fn is_pending(&self) -> bool {
-        // SAFETY: the id is live until `self` is dropped.
-        let id = unsafe { Id::from_c(self.id.as_ptr()) };
-        // SAFETY: all zeros are a value of the structure.
-        let mut attr: verbs::ibv_qp_attr = unsafe { mem::zeroed() };
-        attr.qp_state = verbs::ibv_qp_state::IBV_QPS_INIT;
-        id.and_then(|id| cm::init_qp_attr(id, &mut attr)) != Err(Errno::EINVAL)
-    }
-
     /// Opens the device of the request for [`accept`](Self::accept), unless it is open.
     pub fn open_device(&self) -> Result<()> {
         // SAFETY: the id is live until `self` is dropped.
@@ -198,22 +187,13 @@ impl CmId {
     /// the channel was opened or, after such a change, if another thread opened the channel. Then
     /// the id is moved to a new file, and the call is repeated. The caller holds the owner's lock.
     fn retry_on_eacces<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
-        /// The process may change its groups, group and user one after the other, each between two
-        /// tries. The number is limited because no try succeeds for an address that is restricted
-        /// to privileged users.
-        const TRIES: usize = 4;
-        for _ in 0..TRIES {
-            match call() {
-                Err(Errno::EACCES) => {}
-                result => return result,
+        match call() {
+            Err(Errno::EACCES) => {
+                self.renew().map_err(|error| if error == Errno::ENOENT { Errno::EACCES } else { error })?;
+                call()
             }
-            match self.renew() {
-                Ok(()) | Err(Errno::EACCES) => {}
-                Err(Errno::ENOENT) => return Err(Errno::EACCES),
-                Err(error) => return Err(error),
-            }
+            result => result,
         }
-        call()
     }
 
     /// Opens a new file under the channel's descriptor and moves the id and its events to it.

@@ -77,9 +77,6 @@ pub(super) struct Registration {
     /// The descriptor of [`watch_channel`](super::watch_channel), and whether the descriptor is in
     /// the epoll.
     pub second: Option<(c_int, bool)>,
-    /// Whether the service was busy when the second descriptor was readable. If set, the second
-    /// descriptor is not watched.
-    was_readable: bool,
     pub service: Arc<dyn Service>,
     /// For each [`Call`] whose timer is set, the time and the number of the timer.
     pub times: [Option<(Instant, u64)>; CALLS],
@@ -96,7 +93,6 @@ impl Registration {
             is_job: [false; CALLS],
             busy: 0,
             second: None,
-            was_readable: false,
             service,
             times: [None; CALLS],
         }
@@ -135,15 +131,18 @@ const BUSY_DOUBLINGS: u32 = 6;
 
 impl Reactor {
     pub fn start() -> Result<Reactor> {
-        /// Number of registrations for which memory is reserved at the start.
-        const FEW: usize = 7;
-        let (mut registrations, mut timers) = (Numbered::default(), Timers::new());
-        registrations.try_reserve(FEW).map_err(|_| Errno::ENOMEM)?;
-        timers.reserve(CALLS * FEW)?;
         let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
         epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
         start_threads()?;
-        Ok(Reactor { epoll, wake, registrations, timers, timers_set: 0, is_waiting: false, jobs: VecDeque::new() })
+        Ok(Reactor {
+            epoll,
+            wake,
+            registrations: Numbered::default(),
+            timers: Timers::new(),
+            timers_set: 0,
+            is_waiting: false,
+            jobs: VecDeque::new(),
+        })
     }
 
     /// Changes the thread that calls the service. Returns whether the role has changed.
@@ -198,26 +197,17 @@ impl Reactor {
                 }
             }
             Call::Expired if !done => self.set_after(key, Call::Expired, pause),
-            Call::Channel if !done => {
-                registration.was_readable = true;
-                self.set_after(key, Call::Channel, 4 * BUSY_PAUSE);
-            }
+            Call::Channel if !done => self.set_after(key, Call::Channel, 4 * BUSY_PAUSE),
             Call::Expired | Call::Channel => {}
         }
     }
 
-    /// Watches the second descriptor after a pause. If the service was busy when the descriptor was
-    /// readable, returns a call to make instead: the lock that kept the service busy may be held at
-    /// each later event, too.
-    fn watch_after_pause(&mut self, key: Key) -> Option<Due> {
-        let registration = self.registrations.get_mut(&key)?;
-        if mem::take(&mut registration.was_readable) {
-            return Some(registration.due(key, Call::Channel));
+    /// Watches the second descriptor after a pause.
+    fn watch_after_pause(&mut self, key: Key) {
+        if let Some((fd, _)) = self.registrations.get(&key).and_then(|registration| registration.second) {
+            // After a failure, the program's next call handles the event that the service misses.
+            let _ = self.watch_second(key, fd);
         }
-        let (fd, _) = registration.second?;
-        // After a failure, the program's next call handles the event that the service misses.
-        let _ = self.watch_second(key, fd);
-        None
     }
 
     /// Makes the epoll report `wake` if `on` is set, otherwise stops the reports.
@@ -291,7 +281,10 @@ impl Reactor {
                 self.resume(key);
                 None
             }
-            Call::Channel => self.watch_after_pause(key),
+            Call::Channel => {
+                self.watch_after_pause(key);
+                None
+            }
             Call::Expired => self.due(key, kind),
         })
     }

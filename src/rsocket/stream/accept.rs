@@ -153,10 +153,7 @@ impl Stream {
             return oldest.into_iter().for_each(|(key, deadline)| reactor::set_timer_by(key, deadline));
         }
         let reserved = listening.reserve();
-        // Drop requests whose peers have given up, before a connection is created for them.
-        let Some((oldest, _)) = listening.oldest_pending(REQUESTS_PER_TURN, |(request, _)| request.is_pending()) else {
-            return answer_waiting(state);
-        };
+        let Some((oldest, _)) = listening.waiting.front() else { return };
         // Without descriptors or memory, the request stays queued.
         let descriptors = match reserved.and_then(|()| Descriptors::open(oldest)) {
             Ok(descriptors) => descriptors,

@@ -116,15 +116,6 @@ impl<S, R> Listening<S, R> {
         if self.is_full() { limit } else { limit.min(self.waiting_space()) }
     }
 
-    /// Drops the oldest requests, at most `limit`, up to the first request that is still pending.
-    /// Returns the pending request, or `None` if all requests or `limit` of them were dropped.
-    pub fn oldest_pending(&mut self, limit: usize, is_pending: impl Fn(&R) -> bool) -> Option<&R> {
-        let examined = self.waiting.iter().take(limit);
-        let gone = examined.take_while(|request| !is_pending(request)).count();
-        drop(self.waiting.drain(..gone));
-        self.waiting.front().filter(|_| gone < limit)
-    }
-
     /// Reserves memory for the next connection in the handshake. Otherwise its peer, once accepted,
     /// would be disconnected in the middle of the handshake.
     pub fn reserve(&mut self) -> Result<()> {
@@ -263,19 +254,6 @@ mod tests {
         assert!(matches!(listening.finish(&first, true), Finished::Ready));
         assert!(listening.oldest_handshake().unwrap().1 >= deadline && listening.is_full());
         assert!(listening.next().is_some() && !listening.is_full());
-    }
-
-    #[test]
-    fn requests_whose_peers_have_given_up_are_dropped() {
-        let mut listening = Fixture::new(2, None);
-        (0..10).for_each(|request| listening.add_waiting(request));
-        let from_six = |request: &usize| *request >= 6;
-        assert_eq!(listening.oldest_pending(4, from_six), None);
-        assert_eq!(listening.oldest_pending(4, from_six), Some(&6));
-        assert_eq!(listening.oldest_pending(4, from_six), Some(&6));
-        assert_eq!(listening.waiting.pop_front(), Some(6));
-        assert_eq!(listening.oldest_pending(4, |_| false), None);
-        assert!(!listening.has_waiting());
     }
 
     #[test]

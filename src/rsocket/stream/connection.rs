@@ -56,7 +56,7 @@ const FIRST_RING: usize = 1 << 13;
 const FIRST_BUFFER: usize = 1 << 12;
 /// Minimum number of bytes to copy without the stream's lock: unlocking and relocking takes time.
 pub(super) const LARGE: usize = 1 << 12;
-/// Bytes of a slot for the data of a control message that does not go inline.
+/// Bytes of a slot for the data of a control message.
 const CONTROL_DATA: usize = 32;
 /// Number of completions polled at a time.
 const BATCH: usize = 16;
@@ -146,9 +146,6 @@ pub(super) struct Channel {
     /// The device was removed: the channel reports no more events.
     pub device_gone: bool,
     pub watch: Watch,
-    /// Number of times that the reactor was asked to watch the channel because the connection is
-    /// new.
-    pub start_pauses: u32,
 }
 
 impl Channel {
@@ -238,7 +235,6 @@ impl Connection {
                 nonblocking: false,
                 device_gone: false,
                 watch: Watch::None,
-                start_pauses: 0,
             },
             end_read: EndRead::Impossible,
             failed: None,

@@ -410,14 +410,7 @@ impl Stream {
         }
         // SAFETY: the buffers are readable, and hold `len` bytes after the first `skip` ones:
         // guaranteed by the caller.
-        let data = unsafe { Gather::new(buffers, skip, len) };
-        let mut collected = [const { MaybeUninit::uninit() }; MAX_COLLECTED];
-        if state.connection.as_ref().is_some_and(|connection| connection.takes_inline(len))
-            && let Some(bytes) = data.collect(&mut collected)
-        {
-            return self.send_source(state, bytes, skip > 0);
-        }
-        self.send_source(state, data, skip > 0)
+        self.send_source(state, unsafe { Gather::new(buffers, skip, len) }, skip > 0)
     }
 
     /// [`send_some`](Self::send_some) for bytes from a [`Source`]. `begun`: the call has sent data

@@ -100,11 +100,8 @@ fn set_nonblocking(channel: &mut Channel, on: bool) {
     }
 }
 
-/// Pause before the reactor watches a new stream. It doubles after each [`PAUSES_TO_DOUBLE`]
-/// pauses, up to [`PAUSE_DOUBLINGS`] times.
-const PAUSE: Duration = Duration::from_millis(5);
-const PAUSES_TO_DOUBLE: u32 = 4;
-const PAUSE_DOUBLINGS: u32 = 4;
+/// Pause before the reactor watches a new stream.
+const PAUSE: Duration = Duration::from_millis(10);
 
 impl EventSource for Stream {
     type State = State;
@@ -270,11 +267,8 @@ impl EventSource for Stream {
 
     fn watch_soon(&self, state: &mut State) {
         let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return };
-        let channel = &mut connection.channel;
-        let pause = PAUSE * (1 << (channel.start_pauses / PAUSES_TO_DOUBLE).min(PAUSE_DOUBLINGS));
-        if reactor::watch_channel_later(key, channel.completions.fd(), pause).is_ok() {
-            channel.watch = Watch::Soon;
-            channel.start_pauses = channel.start_pauses.saturating_add(1);
+        if reactor::watch_channel_later(key, connection.channel.completions.fd(), PAUSE).is_ok() {
+            connection.channel.watch = Watch::Soon;
         }
     }
 

@@ -86,8 +86,8 @@ static void grows_and_goes(void)
 
 	EXPECT(rs_pair(&pair, AF_INET));
 	before = pinned_kb();
-	/* Both buffers have grown: the ones before are smaller. */
-	stream_until(before, 900);
+	/* More than both buffers have before they grow. On soft-RoCE the send buffer is always free. */
+	stream_until(before, 400);
 	printf("     %ld kB pinned before, %ld after %zu kB\n", before, pinned_kb(), received >> 10);
 	rs_pair_close(&pair);
 	EXPECT(pinned_kb() == nothing);

@@ -1,6 +1,6 @@
 /*
  * A listener that is shut down while a request waits. Destroying the request's id, by which the kernel rejects it, blocks in
- * `command`. The listener's other calls do not wait for it, but rclose does: it closes the channel of the request.
+ * `command`. The listener's other calls wait for it.
  */
 #include "commands.h"
 #include "rscommon.h"

@@ -4,7 +4,6 @@
 
 use std::mem::MaybeUninit;
 
-use super::post::inline_sge;
 use super::{BATCH, Batch, CONTROL_DATA, Connection, IMM_LEN, Outcome, SGL};
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
@@ -294,19 +293,10 @@ impl Connection {
         debug_assert!(bytes.len() <= CONTROL_DATA);
         let requests = if self.qp.is_iwarp() && !bytes.is_empty() { 2 } else { 1 };
         let wr_id = self.send.flow.take_control(requests);
-        let (sg_list, inline) = self.stage(bytes);
+        let sg_list = self.send.control_data.fill(bytes);
         let rkey = if bytes.is_empty() { 0 } else { self.send.peer.rkey };
         let opcode = Opcode::WriteImm(message.word());
-        self.qp.send_queue().post(SendWr { wr_id, opcode, addr, rkey, sg_list, inline, signaled: true })
-    }
-
-    /// Returns the scatter/gather list of `bytes`, and whether they go inline. Copies bytes that do
-    /// not go inline into registered memory.
-    fn stage(&mut self, bytes: &[u8]) -> ([Sge; 2], bool) {
-        if bytes.len() as u32 <= self.qp.can_inline() {
-            return (inline_sge(bytes), true);
-        }
-        (self.send.control_data.fill(bytes), false)
+        self.qp.send_queue().post(SendWr { wr_id, opcode, addr, rkey, sg_list, inline: false, signaled: true })
     }
 
     /// Posts a write without bytes. Its completion shows whether the peer still answers.
@@ -371,14 +361,13 @@ impl Connection {
         // Mappings and data share the last credits: send held data now, and never hold data again.
         self.send_held();
         self.send.flow.hold_nothing();
-        let inline = IOMAP_ENTRY as u32 <= self.qp.can_inline();
-        let space = if inline { 0 } else { IOMAP_ENTRY as u32 };
-        let Some((offset, (wr_id, signaled))) = self.send.flow.take_update(space) else { return Ok(false) };
-        let bytes = wire::emit_iomap(mapping, self.send.peer.swap);
-        let sg_list = if inline { inline_sge(&bytes) } else { self.send.buffer.fill(&bytes[..], offset) };
+        let Some((offset, (wr_id, signaled))) = self.send.flow.take_update(IOMAP_ENTRY as u32) else {
+            return Ok(false);
+        };
+        let sg_list = self.send.buffer.fill(&wire::emit_iomap(mapping, self.send.peer.swap)[..], offset);
         let addr = self.send.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
         let (rkey, opcode) = (self.send.peer.rkey, Opcode::WriteImm(Message::Iomap(index).word()));
-        self.post(SendWr { wr_id, opcode, addr, rkey, sg_list, inline, signaled })?;
+        self.post(SendWr { wr_id, opcode, addr, rkey, sg_list, inline: false, signaled })?;
         Ok(true)
     }
 }

@@ -128,7 +128,7 @@ impl ReceiveSide {
         self.memory.sge(self.layout.send, (self.layout.ring - self.layout.send) as u32)
     }
 
-    /// Returns the space for the bytes of control messages that do not go inline.
+    /// Returns the space for the bytes of control messages.
     pub fn control_data(&self) -> ControlData {
         ControlData::new(self.memory.sge(self.layout.control_data, CONTROL_DATA as u32))
     }

@@ -162,7 +162,7 @@ pub(super) struct PeerMemory {
     pub iomap: u16,
 }
 
-/// Space for the bytes of control messages that do not go inline: a slot for each message.
+/// Space for the bytes of control messages: a slot for each message.
 #[derive(Debug)]
 pub(super) struct ControlData {
     first: Sge,
