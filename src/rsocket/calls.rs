@@ -132,7 +132,7 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
     match (kind & !flags, protocol) {
         (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
             let stream = Stream::new(domain, flags)?;
-            register(stream.fd(), Object::Socket(Socket::Stream(stream)))
+            register(stream.fd, Object::Socket(Socket::Stream(stream)))
         }
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
             let socket = Dgram::new(domain, flags)?;
@@ -159,7 +159,7 @@ pub fn listen(fd: c_int, backlog: c_int) -> Result<()> {
 pub fn accept(fd: c_int) -> Result<(c_int, sockaddr_storage)> {
     let new = stream(fd)?.accept()?;
     let name = new.peer_name().unwrap_or(crate::os::sockaddr::zeroed());
-    Ok((register(new.fd(), Object::Socket(Socket::Stream(new)))?, name))
+    Ok((register(new.fd, Object::Socket(Socket::Stream(new)))?, name))
 }
 
 /// rconnect(3). `addr` is `None` for AF_UNSPEC, which dissolves the association of a datagram
