@@ -5,14 +5,14 @@ use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use crate::acm;
-use crate::cm::{self, ConnParam, EventChannel, Id, InitAttr, Limits, OwnedChannel, OwnedId, Pd};
+use crate::cm::{self, ConnParam, EventChannel, Id, InitAttr, OwnedChannel, OwnedId, Pd};
 use crate::errno::{Errno, Result};
 use crate::ffi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::os::event;
 use crate::os::library_fds::{self, OwnFd};
 use crate::os::sockaddr::SockAddr;
 use crate::rsocket::reactor;
-use crate::verbs::{IBV_TRANSPORT_IWARP, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr};
+use crate::verbs::{IBV_TRANSPORT_IWARP, ibv_pd, ibv_qp_init_attr};
 
 /// Maximum length of private data on any transport, in bytes.
 const PRIVATE_DATA: usize = 256;
@@ -83,11 +83,6 @@ impl Request {
         unsafe { Id::from_c(self.id.as_ptr()) }.and_then(cm::open_request_device)
     }
 
-    /// Opens a channel for [`accept`](Self::accept). Does not block.
-    pub fn open_channel() -> Result<OwnedChannel> {
-        cm::create_another_channel()
-    }
-
     /// Moves the id to `channel`. Returns both. A failure drops both, which rejects the connection.
     pub fn accept(self, channel: OwnedChannel) -> Result<CmId> {
         let channel = channel.into_c();
@@ -124,7 +119,10 @@ impl CmId {
     fn with(id: NonNull<rdma_cm_id>, channel: NonNull<rdma_event_channel>) -> CmId {
         // SAFETY: the channel is live and has no other users.
         unsafe { library_fds::relocate_fd_in(&raw mut (*channel.as_ptr()).fd) };
-        CmId { id, channel }
+        let new = CmId { id, channel };
+        // Cannot fail for a descriptor of the library.
+        let _ = event::set_nonblocking(new.fd(), true);
+        new
     }
 
     /// Replaces the id by a new one in `port_space` on the same channel. Unread events of the old
@@ -170,11 +168,6 @@ impl CmId {
     pub fn fd(&self) -> c_int {
         // SAFETY: the channel is live.
         unsafe { (*self.channel.as_ptr()).fd }
-    }
-
-    /// Makes [`event`](Self::event) non-blocking.
-    pub fn set_nonblocking(&self) -> Result<()> {
-        event::set_nonblocking(self.fd(), true)
     }
 
     /// Returns the id for calls of the connection manager.
@@ -254,8 +247,7 @@ impl CmId {
         if active { cm::connect(self.id(), param) } else { cm::accept(self.id(), param) }
     }
 
-    /// Returns the next event. Without an event, fails with `EAGAIN` after
-    /// [`set_nonblocking`](Self::set_nonblocking), and blocks otherwise.
+    /// Returns the next event. Fails with `EAGAIN` without an event.
     pub fn event(&self) -> Result<Event> {
         // SAFETY: the channel is live as long as `self`.
         let channel = unsafe { EventChannel::from_c(self.channel.as_ptr()) }.ok_or(Errno::EINVAL)?;
@@ -270,26 +262,6 @@ impl CmId {
         Ok(received)
     }
 
-    /// Returns the QP, or NULL.
-    pub fn qp(&self) -> *mut ibv_qp {
-        self.id().qp()
-    }
-
-    /// Returns the device, once it is known.
-    pub fn context(&self) -> Option<NonNull<ibv_context>> {
-        NonNull::new(self.id().verbs())
-    }
-
-    /// Returns the PD that all ids on the device share, once the device is known.
-    pub fn pd(&self) -> Option<NonNull<ibv_pd>> {
-        NonNull::new(self.id().pd())
-    }
-
-    /// Returns the limits of the device, once it is known.
-    pub fn limits(&self) -> Option<Limits> {
-        self.id().limits()
-    }
-
     /// rdma_create_qp(3).
     ///
     /// # Safety
@@ -302,7 +274,7 @@ impl CmId {
 
     /// Destroys the QP, if there is one.
     pub fn destroy_qp(&self) {
-        if !self.qp().is_null() {
+        if !self.id().qp().is_null() {
             cm::destroy_qp(self.id());
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -38,7 +38,6 @@ struct State {
 pub struct Fake {
     state: Mutex<State>,
     channel: EventFd,
-    edges: AtomicU64,
     watchers: Watchers,
     /// Number of ready() and arm() calls.
     pub polls: AtomicUsize,
@@ -49,8 +48,7 @@ impl Fake {
         Arc::new(Fake {
             state: Mutex::default(),
             channel: EventFd::new().unwrap(),
-            edges: AtomicU64::new(0),
-            watchers: Watchers::new(),
+            watchers: Watchers::default(),
             polls: AtomicUsize::new(0),
         })
     }
@@ -179,7 +177,7 @@ impl Fake {
             Change::Eof => POLLIN | POLLRDHUP,
             Change::Error => POLLIN | POLLOUT | POLLRDHUP | POLLERR | POLLHUP,
         };
-        self.edges.fetch_add(1, Ordering::SeqCst);
+        self.watchers.edges.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -214,10 +212,6 @@ impl Pollable for Fake {
             try_push_small(&mut all, self.channel())?;
         }
         Ok(all)
-    }
-
-    fn edges(&self) -> u64 {
-        self.edges.load(Ordering::SeqCst)
     }
 
     fn watchers(&self) -> &Watchers {

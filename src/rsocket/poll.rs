@@ -50,7 +50,11 @@ pub fn poll_until<L: Lookup>(
     }
     match ready_now(lookup, fds)? {
         Some(ready) if ready > 0 || at_once => Ok(count(ready)),
-        _ => wait(lookup, fds, deadline()),
+        _ => {
+            let deadline = deadline();
+            cancel::test();
+            in_call(|| wait_for_all(lookup, fds, deadline))
+        }
     }
 }
 
@@ -80,11 +84,6 @@ fn poll_one(lookup: &dyn Lookup, fd: &mut pollfd, deadline: impl FnOnce() -> Dea
 }
 
 /// Slow path: no rsocket was ready, there are other descriptors, or there are no rsockets.
-fn wait(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
-    cancel::test();
-    in_call(|| wait_for_all(lookup, fds, deadline))
-}
-
 fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
     let mut members = SmallList::<Member, INLINE_FDS>::new();
     let (mut any, mut others) = (false, false);
@@ -217,7 +216,7 @@ impl Call<'_> {
         if !self.others {
             return Ok(ready);
         }
-        let mut set = Set::new();
+        let mut set = Set::default();
         set.add_all(self, false)?;
         match set.poll(self, Some(Duration::ZERO)) {
             // A pending signal does not discard the rsockets that are ready.
@@ -228,7 +227,7 @@ impl Call<'_> {
 
     fn sleep(&mut self, deadline: Deadline) -> Result<usize> {
         let waiting = Waiting::begin()?;
-        let guard = WatcherGuard::begin(self.members, waiting.watcher())?;
+        let guard = WatcherGuard::begin(self.members, &waiting.watcher)?;
         // SAFETY: called only when the thread is cancelled, which unwinds without dropping either
         // variable and never returns to this frame.
         let cancelled = || unsafe {
@@ -239,7 +238,7 @@ impl Call<'_> {
         if ready > 0 {
             return self.finish(ready);
         }
-        let mut set = Set::new();
+        let mut set = Set::default();
         loop {
             // The set is rebuilt each time: the last notice may be about a descriptor that was not
             // in the set.
@@ -297,16 +296,13 @@ const WAITER: usize = usize::MAX;
 
 /// The descriptors for the kernel's poll. The owner of each is an index of the program's list, or
 /// [`WAITER`].
+#[derive(Default)]
 struct Set {
     fds: SmallList<pollfd, { INLINE_FDS + 1 }>,
     owners: SmallList<usize, { INLINE_FDS + 1 }>,
 }
 
 impl Set {
-    fn new() -> Set {
-        Set { fds: SmallList::new(), owners: SmallList::new() }
-    }
-
     fn clear(&mut self) {
         self.fds.clear();
         self.owners.clear();
@@ -362,7 +358,7 @@ impl Set {
                 && let Some(rsocket) = &member.rsocket
             {
                 rsocket.take_event();
-                rsocket.watchers().notify_except(waiting.watcher());
+                rsocket.watchers().notify_except(&waiting.watcher);
                 member.stale.set(true);
             }
         }

@@ -61,7 +61,8 @@ loom::thread_local! {
 /// waits uses another one.
 pub struct Waiting {
     waiter: Arc<Waiter>,
-    watcher: Arc<dyn Watcher>,
+    /// The watcher to add to the rsockets.
+    pub watcher: Arc<dyn Watcher>,
 }
 
 impl Waiting {
@@ -78,11 +79,6 @@ impl Waiting {
             waiter.clear();
         }
         Ok(Waiting { watcher: waiter.clone(), waiter })
-    }
-
-    /// Returns the watcher to add to the rsockets.
-    pub fn watcher(&self) -> &Arc<dyn Watcher> {
-        &self.watcher
     }
 
     /// Returns the descriptor that is readable after a notice.
@@ -155,13 +151,13 @@ mod tests {
     #[test]
     fn a_new_wait_starts_without_old_notices() {
         let waiting = Waiting::begin().unwrap();
-        waiting.watcher().clone().notice(Notice::Changed);
-        waiting.watcher().clone().notice(Notice::Changed);
+        waiting.watcher.clone().notice(Notice::Changed);
+        waiting.watcher.clone().notice(Notice::Changed);
         assert!(readable(waiting.descriptor()));
         drop(waiting);
         let waiting = Waiting::begin().unwrap();
         assert!(!readable(waiting.descriptor()));
-        waiting.watcher().clone().notice(Notice::Closed);
+        waiting.watcher.clone().notice(Notice::Closed);
         assert!(readable(waiting.descriptor()));
     }
 

@@ -8,6 +8,7 @@
 use std::ffi::{c_int, c_short};
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 
@@ -86,10 +87,6 @@ pub trait Pollable: Send + Sync {
     /// the set of descriptors changes.
     fn descriptors(&self) -> Result<Descriptors>;
 
-    /// Returns the number of edges in the sense of EPOLLET: each change, also one that makes nothing
-    /// ready. An edge is counted at the latest when ready() or arm() processes its completion.
-    fn edges(&self) -> u64;
-
     /// Returns the watchers of the rsocket.
     fn watchers(&self) -> &Watchers;
 }
@@ -133,15 +130,12 @@ pub struct Watchers {
     count: AtomicUsize,
     /// Set once, with the list locked.
     closed: AtomicBool,
+    /// Number of edges in the sense of EPOLLET: each change, also one that makes nothing ready. An
+    /// edge is counted at the latest when ready() or arm() processes its completion.
+    pub edges: AtomicU64,
 }
 
 impl Watchers {
-    /// Creates an empty list.
-    #[cfg(not(all(test, loom)))]
-    pub const fn new() -> Watchers {
-        Watchers { list: Mutex::new(Vec::new()), count: AtomicUsize::new(0), closed: AtomicBool::new(false) }
-    }
-
     /// Adds a watcher, which may be added several times. It is notified of changes from now on, so
     /// the caller polls the rsocket afterwards.
     ///
@@ -254,7 +248,7 @@ mod tests {
 
     #[test]
     fn notify_except_skips_one_watcher() {
-        let watchers = Watchers::new();
+        let watchers = Watchers::default();
         assert!(watchers.is_empty());
         let ((a, watch_a), (b, watch_b)) = (watcher(), watcher());
         watchers.add(watch_a.clone()).unwrap();
@@ -273,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_watcher_added_twice_is_removed_twice() {
-        let watchers = Watchers::new();
+        let watchers = Watchers::default();
         let (counter, watch) = watcher();
         watchers.add(watch.clone()).unwrap();
         watchers.add(watch.clone()).unwrap();
@@ -287,7 +281,7 @@ mod tests {
 
     #[test]
     fn close_is_notified_once_and_is_final() {
-        let watchers = Watchers::new();
+        let watchers = Watchers::default();
         let (counter, watch) = watcher();
         watchers.add(watch.clone()).unwrap();
         watchers.notify(Notice::Closed);

@@ -61,23 +61,15 @@ pub struct Key(u64);
 /// released before any socket's lock is taken (docs/concurrency.md).
 static REACTOR: GlobalLock<Option<Reactor>> = GlobalLock::new(None);
 
-/// Registers `fd`, which stays open until [`unregister`].
-pub fn register(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
-    add(Registration::new(role, fd, true, service))
-}
-
-/// Like [`register`], but the descriptor is disabled until [`enable`].
-pub fn register_disabled(role: Role, fd: c_int, service: Arc<dyn Service>) -> Result<Key> {
-    add(Registration::new(role, fd, false, service))
-}
-
-fn add(registration: Registration) -> Result<Key> {
+/// Registers `fd`, which stays open until [`unregister`]. The descriptor is disabled until
+/// [`enable`] unless `is_enabled` is set.
+pub fn register(role: Role, fd: c_int, is_enabled: bool, service: Arc<dyn Service>) -> Result<Key> {
     let mut guard = REACTOR.lock();
     let reactor = match &mut *guard {
         Some(reactor) => reactor,
         none => none.insert(Reactor::start()?),
     };
-    reactor.add(registration)
+    reactor.add(Registration::new(role, fd, is_enabled, service))
 }
 
 /// Calls `call` with the reactor locked. Returns `None` if there is no reactor.
@@ -133,10 +125,10 @@ pub fn pause(key: Key, time: Duration) {
     with_reactor(|reactor| reactor.pause(key, time));
 }
 
-/// Enables the descriptor of [`register_disabled`], and sets the timer of `key` to `time`.
+/// Enables the descriptor, and sets the timer of `key` to `time`.
 pub fn enable(key: Key, time: Instant) {
     with_reactor(|reactor| {
-        reactor.resume(key);
+        reactor.change(key, |registration| registration.is_enabled = true);
         reactor.set_timer(key, Call::Expired, Some(time));
     });
 }
@@ -264,15 +256,13 @@ fn serve(event: &libc::epoll_event) {
 
 /// Makes a call to a service, and passes the result to the reactor.
 fn call(due: Due) {
-    let Due { key, call, service, is_noted } = due;
+    let Due { key, call, service } = due;
     let done = match call {
         Call::Service => service.service(key),
         Call::Expired => service.expired(key),
         Call::Channel => service.on_channel_readable(),
     };
-    if is_noted || !done {
-        with_reactor(|reactor| reactor.finished(key, call, done));
-    }
+    with_reactor(|reactor| reactor.finished(key, call, done));
 }
 
 /// Returns the epoll to wait for and the milliseconds until the first timer, -1 without timers.

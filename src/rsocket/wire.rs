@@ -48,7 +48,7 @@ impl Region {
 /// The fields are filled in as by rdma-core: `target_sgl.length` is 2, the number of entries.
 /// `data_buf` is the part of the receive buffer that is advertised first. The number of iomap
 /// entries is always given, even if it is 0. Reserved bytes are 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnData {
     /// Whether the sender's target SGL and iomap are in big-endian byte order.
     pub big_endian: bool,
@@ -74,6 +74,11 @@ pub const SGL_ENTRIES: u32 = 2;
 impl ConnData {
     /// Length in bytes.
     pub const LEN: usize = 40;
+
+    /// Returns whether the sender has another byte order than this machine.
+    pub fn is_swapped(&self) -> bool {
+        self.big_endian != cfg!(target_endian = "big")
+    }
 
     /// Returns the private data to send.
     pub fn emit(&self) -> [u8; ConnData::LEN] {

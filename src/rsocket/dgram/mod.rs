@@ -20,7 +20,7 @@ use std::ffi::{c_int, c_short};
 use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
@@ -50,7 +50,6 @@ pub struct Dgram {
     owner: Owner,
     state: Lock<State>,
     watchers: Watchers,
-    edges: AtomicU64,
 }
 
 /// The data protected by the lock.
@@ -123,10 +122,9 @@ impl Dgram {
                 shut_read: false,
                 shut_write: false,
             }),
-            watchers: Watchers::new(),
-            edges: AtomicU64::new(0),
+            watchers: Watchers::default(),
         })?;
-        let key = reactor::register(Role::Events, socket.fd, socket.clone())?;
+        let key = reactor::register(Role::Events, socket.fd, true, socket.clone())?;
         socket.state.lock().key = Some(key);
         Ok(socket)
     }
@@ -145,7 +143,7 @@ impl Dgram {
     /// Counts an edge and notifies the watchers of a change that makes no completion channel
     /// readable.
     fn changed(&self) {
-        self.edges.fetch_add(1, Ordering::Relaxed);
+        self.watchers.edges.fetch_add(1, Ordering::Relaxed);
         self.watchers.notify(Notice::Changed);
     }
 
@@ -306,10 +304,6 @@ impl Pollable for Dgram {
                 .try_for_each(|port| try_push_small(&mut all, port.channel.fd()))?;
         }
         Ok(all)
-    }
-
-    fn edges(&self) -> u64 {
-        self.edges.load(Ordering::Relaxed)
     }
 
     fn watchers(&self) -> &Watchers {

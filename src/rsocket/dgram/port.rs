@@ -21,7 +21,7 @@ use crate::rsocket::reactor::{self, Key};
 use crate::rsocket::socket_table;
 use crate::verbs::rc::{CompletionChannel, CompletionQueue, MemoryRegion, RECV_WR_ID_FLAG, ibv_wc};
 use crate::verbs::ud::{self, AddressHandle, GRH};
-use crate::verbs::{IBV_TRANSPORT_IB, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
+use crate::verbs::{IBV_TRANSPORT_IB, ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_type};
 
 /// Maximum length of a datagram with its header, in bytes.
 pub(super) const MAX_MESSAGE: usize = 2048;
@@ -122,6 +122,12 @@ pub(super) fn bound_id(local: &SocketAddr) -> Result<CmId> {
     Ok(id)
 }
 
+/// Returns the device of an id, and the PD that all ids on the device share. Fails with `ENODEV`
+/// unless they are known.
+fn device_of(id: &CmId) -> Result<(NonNull<ibv_context>, NonNull<ibv_pd>)> {
+    NonNull::new(id.id().verbs()).zip(NonNull::new(id.id().pd())).ok_or(Errno::ENODEV)
+}
+
 impl Port {
     /// Creates the port of a local address. Fails with `ENODEV` if no device has the address, and
     /// with `EPROTONOSUPPORT` for devices without datagrams (iWARP). `fd` is the socket's
@@ -134,13 +140,11 @@ impl Port {
         register: impl FnOnce(c_int) -> Result<Key>,
     ) -> Result<Port> {
         let id = bound_id(&local)?;
-        id.set_nonblocking()?;
-        let context = id.context().ok_or(Errno::ENODEV)?;
-        let pd = id.pd().ok_or(Errno::ENODEV)?;
+        let (context, pd) = device_of(&id)?;
         if id.id().transport() != Some(IBV_TRANSPORT_IB) {
             return Err(Errno::new(libc::EPROTONOSUPPORT));
         }
-        let limits = id.limits().ok_or(Errno::ENODEV)?;
+        let limits = id.id().limits().ok_or(Errno::ENODEV)?;
         let max = u16::try_from(limits.work_requests.min(limits.completions)).unwrap_or(u16::MAX).max(MIN_ENTRIES);
         let (sends, receive_slots) = (wanted.send.clamp(MIN_ENTRIES, max), wanted.receive.clamp(MIN_ENTRIES, max));
         let bytes = EXCESS_LEN + usize::from(receive_slots) * RECEIVE_SLOT_LEN + usize::from(sends) * MAX_MESSAGE;
@@ -166,7 +170,7 @@ impl Port {
         // SAFETY: `Drop` destroys the QP before the CQs, and the id, which is dropped last, keeps
         // the PD.
         unsafe { id.create_qp(pd, &mut attr)? };
-        let Some(qp) = NonNull::new(id.qp()) else { return Err(Errno::EIO) };
+        let Some(qp) = NonNull::new(id.id().qp()) else { return Err(Errno::EIO) };
         // SAFETY: the QP is live.
         let qpn = unsafe { (*qp.as_ptr()).qp_num };
         let receive_slots = usize::from(receive_slots);
@@ -350,8 +354,8 @@ impl Port {
     /// `ENODEV` if the device of `id` is not the port's.
     pub fn path(&self, id: &CmId) -> Result<Path> {
         let found: ibv_sa_path_rec = id.id().first_path().ok_or(Errno::new(libc::EHOSTUNREACH))?;
-        let (context, pd) = (self.id.context().ok_or(Errno::ENODEV)?, self.id.pd().ok_or(Errno::ENODEV)?);
-        if id.context() != Some(context) {
+        let (context, pd) = device_of(&self.id)?;
+        if device_of(id)?.0 != context {
             return Err(Errno::ENODEV);
         }
         // SAFETY: the port's id keeps the context and the PD open, and the socket drops its paths

@@ -50,7 +50,7 @@ impl Dgram {
         }
         let edges = state.poll_ports();
         if edges > 0 {
-            self.edges.fetch_add(edges, Ordering::Relaxed);
+            self.watchers.edges.fetch_add(edges, Ordering::Relaxed);
         }
     }
 
@@ -67,7 +67,7 @@ impl Dgram {
             return Err(Errno::ENODEV);
         }
         state.ports.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        let register = |fd| reactor::register(Role::Events, fd, self.clone());
+        let register = |fd| reactor::register(Role::Events, fd, true, self.clone());
         let port = Port::new(local, state.options.port_sizes(), self.fd, register)
             .inspect_err(|_| state.refused = Some(Instant::now()))?;
         let key = port.key;
@@ -120,7 +120,7 @@ impl Dgram {
             id.set_option(RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &[tos])?;
         }
         id.resolve_addr(&SockAddr::from_inet(&with_port(address, peer.port(), &local)), RESOLVE_TIMEOUT_MS)?;
-        let key = reactor::register(Role::Setup, id.fd(), self.clone())?;
+        let key = reactor::register(Role::Setup, id.fd(), true, self.clone())?;
         state.searches.push(Search { key, id, peer, address, port });
         Ok(())
     }

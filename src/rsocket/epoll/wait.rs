@@ -216,7 +216,7 @@ impl Epoll {
         snapshot.rsocket.arm(0);
         // Read the number of edges before the bits: this order may report an edge twice, but never
         // loses one.
-        let edges = snapshot.rsocket.edges();
+        let edges = snapshot.rsocket.watchers().edges.load(Ordering::Relaxed);
         self.report(member, snapshot, snapshot.ready(), Some(edges), false)
     }
 

@@ -117,16 +117,6 @@ impl Ring {
         (offset, self.half - offset % self.half)
     }
 
-    /// Returns whether a small ring has been advertised only once.
-    fn is_first_fill(&self) -> bool {
-        self.advertised == u64::from(self.size)
-    }
-
-    /// Returns the number of bytes received in a small ring since it was last advertised.
-    fn used(&self) -> u64 {
-        self.received + u64::from(self.size) - self.advertised
-    }
-
     /// Returns the next value of `left` when the peer has filled a half.
     #[cold]
     fn next_left(&self) -> u32 {
@@ -231,7 +221,8 @@ impl Receiver {
     /// makes no call.
     #[inline]
     pub fn is_starting(&self) -> bool {
-        self.ring.is_small() && self.next.is_none() && self.ring.is_first_fill() && !self.needs_larger_ring()
+        let is_first_fill = self.ring.advertised == u64::from(self.ring.size);
+        self.ring.is_small() && self.next.is_none() && is_first_fill && !self.needs_larger_ring()
     }
 
     /// Handles a data message of `len` bytes. Fails for more data than the buffer holds, and for a
@@ -364,7 +355,10 @@ impl Receiver {
     /// Returns whether the small ring is to be followed by a larger one.
     fn needs_larger_ring(&self) -> bool {
         let is_last = self.next.is_none() && !self.is_refused;
-        self.ring.is_small() && is_last && self.ring.used() >= u64::from(self.ring.size.div_ceil(2))
+        let Ring { size, received, advertised, .. } = self.ring;
+        // The bytes received since the ring was last advertised.
+        let used = received + u64::from(size) - advertised;
+        self.ring.is_small() && is_last && used >= u64::from(size.div_ceil(2))
     }
 
     /// Returns whether [`should_grow`](Self::should_grow) or

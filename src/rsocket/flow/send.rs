@@ -93,7 +93,7 @@ pub struct Sender {
     /// The last work request posted, the last signaled one, and the last one known to be complete.
     last_wr_id: u64,
     signaled_wr_id: u64,
-    completed_wr_id: u64,
+    pub completed_wr_id: u64,
     /// The next work request from this `wr_id` on is signaled, so that space is freed before it is
     /// used up.
     signal_due: u64,
@@ -241,11 +241,6 @@ impl Sender {
         self.used + self.held()
     }
 
-    /// Returns the size of the send buffer in bytes.
-    pub fn buffer(&self) -> u32 {
-        self.limits.buffer
-    }
-
     /// Returns whether a larger send buffer would let more of `wanted` bytes be sent now.
     pub fn is_buffer_limited(&self, wanted: usize) -> bool {
         let window = if self.has_credit() && self.free_entries() >= self.limits.entries_per_message {
@@ -266,11 +261,6 @@ impl Sender {
         (self.limits.buffer, self.used, self.next, self.unsignaled_bytes) = (size, 0, 0, 0);
         self.note_space();
         self.last_wr_id
-    }
-
-    /// Returns whether all work requests up to `wr_id` have completed.
-    pub fn is_complete(&self, wr_id: u64) -> bool {
-        self.completed_wr_id >= wr_id
     }
 
     /// Returns the number of free send queue entries for data, according to the completions so far.

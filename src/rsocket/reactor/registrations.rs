@@ -59,8 +59,6 @@ pub(super) struct Due {
     pub key: Key,
     pub call: Call,
     pub service: Arc<dyn Service>,
-    /// Whether [`Reactor::finished`] has to be called afterwards even if the service was not busy.
-    pub is_noted: bool,
 }
 
 pub(super) struct Registration {
@@ -111,8 +109,7 @@ impl Registration {
     fn due(&mut self, key: Key, call: Call) -> Due {
         // From now on the timer may be set again, and expire again.
         self.is_job[Call::Expired as usize] &= call != Call::Expired;
-        let is_noted = self.is_job[call as usize] || self.busy > 0;
-        Due { key, call, service: Arc::clone(&self.service), is_noted }
+        Due { key, call, service: Arc::clone(&self.service) }
     }
 }
 
@@ -191,7 +188,10 @@ impl Reactor {
         }
         match call {
             Call::Service => {
-                self.change(key, |registration| registration.is_job[Call::Service as usize] = false);
+                if mem::take(&mut registration.is_job[Call::Service as usize]) {
+                    // The epoll reports the descriptor again.
+                    self.change(key, |_| ());
+                }
                 if !done {
                     self.pause(key, pause);
                 }
@@ -278,7 +278,7 @@ impl Reactor {
         self.registrations.get_mut(&key)?.times[kind as usize] = None;
         Some(match kind {
             Call::Service => {
-                self.resume(key);
+                self.change(key, |registration| registration.is_enabled = true);
                 None
             }
             Call::Channel => {
@@ -335,11 +335,6 @@ impl Reactor {
         if is_enabled && self.change(key, |registration| registration.is_enabled = false) {
             self.set_after(key, Call::Service, time);
         }
-    }
-
-    /// Enables the descriptor of `key` again.
-    pub fn resume(&mut self, key: Key) {
-        self.change(key, |registration| registration.is_enabled = true);
     }
 
     /// Applies `change` to a registration, and updates the epoll to report its events. Returns

@@ -32,7 +32,7 @@ impl Reporter {
     }
 
     fn register(self: &Arc<Self>, role: Role) -> Key {
-        register(role, self.event.as_raw_fd(), self.clone()).unwrap()
+        register(role, self.event.as_raw_fd(), true, self.clone()).unwrap()
     }
 
     /// Reports the call unless the service is busy. Returns false if it is busy.
@@ -103,7 +103,7 @@ fn with_blocked(role: Role, test: impl FnOnce()) {
     let ((entered, is_entered), (go_on, may_go_on)) = (channel(), channel());
     let event = EventFd::new().unwrap();
     let blocker = Arc::new(Blocker { event, entered: Mutex::new(entered), may_go_on: Mutex::new(may_go_on) });
-    register(role, blocker.event.as_raw_fd(), blocker.clone()).unwrap();
+    register(role, blocker.event.as_raw_fd(), true, blocker.clone()).unwrap();
     blocker.event.raise();
     is_entered.recv().unwrap();
     test();
@@ -197,7 +197,7 @@ fn a_paused_descriptor_stays_paused_when_writable_is_wanted() {
 fn a_disabled_descriptor_is_enabled_with_the_events_that_are_wanted() {
     const LONG: Duration = Duration::from_secs(3600);
     let (reporter, calls) = Reporter::new(0);
-    let key = register_disabled(Role::Events, reporter.event.as_raw_fd(), reporter.clone()).unwrap();
+    let key = register(Role::Events, reporter.event.as_raw_fd(), false, reporter.clone()).unwrap();
     set_writable_wanted(key, true);
     enable(key, Instant::now() + LONG);
     assert_eq!(calls.recv(), Ok(Call::Service));
@@ -212,7 +212,7 @@ fn events_have_their_turn_among_many_timers() {
     with_blocked(Role::Events, || {
         reporter.register(Role::Events);
         for other in &others {
-            let key = register(Role::Events, other.as_raw_fd(), reporter.clone()).unwrap();
+            let key = register(Role::Events, other.as_raw_fd(), true, reporter.clone()).unwrap();
             set_timer(key, Some(Instant::now()));
             keys.push(key);
         }
@@ -232,7 +232,7 @@ fn events_have_their_turn_among_many_descriptors_that_resume() {
     let mut keys = Vec::new();
     with_blocked(Role::Setup, || {
         for other in &others {
-            let key = register(Role::Setup, other.as_raw_fd(), reporter.clone()).unwrap();
+            let key = register(Role::Setup, other.as_raw_fd(), true, reporter.clone()).unwrap();
             pause(key, Duration::ZERO);
             other.raise();
             keys.push(key);

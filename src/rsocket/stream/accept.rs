@@ -12,7 +12,7 @@ use libc::AF_INET6;
 use super::backlog::{Finished, Listening};
 use super::waiting::Wait;
 use super::{Guard, Notice, Phase, State, Stream};
-use crate::cm::OwnedChannel;
+use crate::cm::{self, OwnedChannel};
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::os::event::EventFd;
@@ -45,7 +45,7 @@ struct Descriptors {
 impl Descriptors {
     /// Opens both descriptors, and the device of the request if the process has not opened it yet.
     fn open(request: &Request) -> Result<Descriptors> {
-        let descriptors = Descriptors { channel: Request::open_channel()?, spare: EventFd::new()? };
+        let descriptors = Descriptors { channel: cm::create_another_channel()?, spare: EventFd::new()? };
         request.open_device()?;
         Ok(descriptors)
     }
@@ -117,10 +117,7 @@ impl Stream {
     pub(super) fn handle_request(&self, state: &mut State, mut event: Event) {
         let Some(request) = event.request.take() else {
             if event.kind == crate::ffi::rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL as u32 {
-                // The kernel has destroyed the listening id: no peer can connect any more.
-                state.error = Some(Errno::ENETDOWN);
-                state.shut_read = true;
-                self.notify(Notice::Changed);
+                self.listener_lost(state, Errno::ENETDOWN);
             }
             return;
         };
@@ -136,7 +133,14 @@ impl Stream {
         }
     }
 
-    /// Answers the oldest request whose peer still waits, if the listener can answer a request now.
+    /// Handles the loss of the listening id or its channel: no peer can connect any more.
+    pub(super) fn listener_lost(&self, state: &mut State, error: Errno) {
+        state.error = Some(error);
+        state.shut_read = true;
+        self.notify(Notice::Changed);
+    }
+
+    /// Answers the oldest request, if the listener can answer a request now.
     pub(super) fn answer_next(self: &Arc<Self>, mut state: Guard<'_>) {
         let Phase::Listening(listening) = &mut state.phase else { return };
         if !listening.has_waiting() {
@@ -234,8 +238,7 @@ impl Stream {
         state.connection = Some(connection);
         // Register before accepting: a later failure to register would end a connection that the
         // peer has seen established.
-        state.id()?.set_nonblocking()?;
-        let key = reactor::register_disabled(Role::Events, stream.fd, stream.clone())?;
+        let key = reactor::register(Role::Events, stream.fd, false, stream.clone())?;
         state.key = Some(key);
         let accepted = state.id().and_then(|id| id.connect_or_accept(false, &offer));
         drop(state);
@@ -255,7 +258,7 @@ impl Stream {
     /// a connection: only threads in raccept(3) sleep for a listener's changes, and such a thread
     /// takes a ready connection whatever ended its sleep. A cancelled thread wakes another thread.
     fn notify_ready(&self) {
-        self.edges.fetch_add(1, Ordering::Relaxed);
+        self.watchers.edges.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_one();
         self.watchers.notify(Notice::Changed);
     }
@@ -331,7 +334,7 @@ impl State {
     /// waits for a connection.
     fn why_no_accept(&mut self) -> Option<Errno> {
         let is_listening = matches!(self.phase, Phase::Listening(_));
-        let error = if is_listening { self.take_error() } else { None };
+        let error = if is_listening { self.error.take() } else { None };
         match error {
             Some(error) => Some(error),
             None if self.shut_read => Some(Errno::EINVAL),

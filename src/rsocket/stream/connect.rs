@@ -276,11 +276,7 @@ impl Stream {
             Phase::Connected | Phase::Disconnected | Phase::Closing => {
                 self.connection_lost(&mut state, Errno::ECONNRESET)
             }
-            Phase::Listening(_) => {
-                state.error = Some(error);
-                state.shut_read = true;
-                self.notify(Notice::Changed);
-            }
+            Phase::Listening(_) => self.listener_lost(&mut state, error),
             _ => self.fail(&mut state, error),
         }
     }
@@ -361,7 +357,7 @@ impl State {
         match self.phase {
             Phase::Closing | Phase::Closed => Err(Errno::EBADF),
             // Another thread has shut the socket down, or has seen the failure and now listens.
-            Phase::Idle | Phase::Listening(_) => Err(self.take_error().unwrap_or(Errno::ECONNABORTED)),
+            Phase::Idle | Phase::Listening(_) => Err(self.error.take().unwrap_or(Errno::ECONNABORTED)),
             Phase::Failed { .. } => Err(self.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),
             // Connected, even if the connection has ended already.
             _ => {
@@ -408,14 +404,14 @@ impl State {
     /// if another call has returned this error.
     fn report_success(&mut self) -> Result<()> {
         self.success_unreported = false;
-        if self.ended_with_error { Err(self.take_error().unwrap_or(Errno::ECONNABORTED)) } else { Ok(()) }
+        if self.ended_with_error { Err(self.error.take().unwrap_or(Errno::ECONNABORTED)) } else { Ok(()) }
     }
 
     /// Takes the error of a failed attempt to connect, for the call of rconnect(3) that returns
     /// this error.
     fn report_failed_attempt(&mut self) -> Option<Errno> {
         self.phase = Phase::Failed { reported: true };
-        self.take_error()
+        self.error.take()
     }
 
     /// Flushes the QP and disconnects, or answers the peer's disconnect request.

@@ -62,14 +62,9 @@ const CONTROL_DATA: usize = 32;
 const BATCH: usize = 16;
 
 /// Space for the completions of one poll.
-pub(super) struct Batch([MaybeUninit<ibv_wc>; BATCH]);
-
-impl Batch {
-    #[inline]
-    pub fn new() -> Batch {
-        Batch([const { MaybeUninit::uninit() }; BATCH])
-    }
-}
+pub(super) type Batch = [MaybeUninit<ibv_wc>; BATCH];
+/// Space that is not initialised.
+pub(super) const NEW_BATCH: Batch = [const { MaybeUninit::uninit() }; BATCH];
 
 /// The combined effect of the processed completions: a set of the constants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -148,14 +143,6 @@ pub(super) struct Channel {
     pub watch: Watch,
 }
 
-impl Channel {
-    /// Returns whether the peer's next message is noticed even if the program makes no call.
-    #[inline]
-    fn notices_messages(&self) -> bool {
-        self.leadership.armed && self.watch != Watch::None
-    }
-}
-
 /// State of the RDMA read that is the last work request of an iWARP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndRead {
@@ -174,6 +161,9 @@ pub(super) struct Connection {
     send: SendSide,
     receive: ReceiveSide,
     waker: Option<Waker>,
+    /// The peer's connection data: its target SGL, which the iomap follows. All zeros until the
+    /// handshake.
+    pub peer: ConnData,
     pub channel: Channel,
     end_read: EndRead,
     /// The first failure of a work request, or the peer's protocol violation.
@@ -209,9 +199,9 @@ impl Connection {
         let memory = unsafe { MemoryRegion::new(pd, layout.len, true)? };
         let new_receiver = if layout.first_ring() < options.receive_buffer { Receiver::small } else { Receiver::new };
         let flow = new_receiver(layout.first_ring(), credits as u16);
-        let mut receive = ReceiveSide::new(recv_cq, memory, layout, receives, flow, options)?;
+        let mut receive = ReceiveSide::new(recv_cq, memory, layout, flow, options);
         let buffer = SendBuffer::new(receive.first_send_buffer(), options.send_buffer, options.send_grows);
-        let qp = QueuePair::new(id, pd, [&send_cq, receive.cq()], [sends, receives], options.inline)?;
+        let qp = QueuePair::new(id, pd, [&send_cq, &receive.cq], [sends, receives], options.inline)?;
         receive.post_receives(&qp)?;
         receive.rings.prepare();
         let entries_per_message = if iwarp { 2 } else { 1 };
@@ -219,7 +209,7 @@ impl Connection {
             sq_entries: sends - CONTROL_ENTRIES,
             entries_per_message,
             controls: CONTROL_ENTRIES / entries_per_message,
-            buffer: buffer.size(),
+            buffer: buffer.size,
             window: 0,
         };
         let inline_limit = u32::from(options.inline).min(qp.can_inline());
@@ -229,6 +219,7 @@ impl Connection {
             qp,
             receive,
             waker: None,
+            peer: ConnData::default(),
             channel: Channel {
                 completions,
                 leadership: Leadership::default(),
@@ -246,12 +237,21 @@ impl Connection {
 
     /// Returns the connection data of this side, for the peer.
     pub fn connection_data(&self) -> ConnData {
-        self.receive.connection_data()
+        let ReceiveSide { memory, layout, iomap, flow, .. } = &self.receive;
+        let memory = RemoteMemory { start: memory.start(), rkey: memory.rkey() };
+        ConnData {
+            big_endian: cfg!(target_endian = "big"),
+            credits: flow.credits(),
+            iomap_size: *iomap,
+            target_sgl: memory.region(0, SGL as u32),
+            data_buf: memory.region(layout.ring as u32, flow.first_buffer()),
+        }
     }
 
     /// Takes the connection data of the peer. `takes_reads`: the peer takes RDMA reads.
     pub fn set_peer(&mut self, peer: &ConnData, takes_reads: bool) {
-        self.send.set_peer(peer);
+        self.send.flow.set_peer(peer.credits, peer.data_buf);
+        self.peer = *peer;
         self.end_read = if takes_reads { EndRead::Possible } else { EndRead::Impossible };
     }
 
@@ -301,8 +301,8 @@ impl Connection {
         if let Some(counters) = self.counters() {
             counters.credits.store(self.credits(), Ordering::Relaxed);
             counters.send_queued.store(self.send.flow.used(), Ordering::Relaxed);
-            counters.send_buffer.store(self.send.flow.buffer(), Ordering::Relaxed);
-            counters.receive_buffer.store(self.receive.rings.size(), Ordering::Relaxed);
+            counters.send_buffer.store(self.send.buffer.size, Ordering::Relaxed);
+            counters.receive_buffer.store(self.receive.rings.size, Ordering::Relaxed);
         }
     }
 
@@ -374,7 +374,7 @@ impl Connection {
     /// Requests an event for the next message of the peer.
     #[inline]
     pub fn arm_recv_cq(&self) -> Result<()> {
-        self.receive.cq().arm()
+        self.receive.cq.arm()
     }
 
     /// Arms the send CQ if a waiter needs it. Returns true if this call has armed the CQ.
@@ -421,7 +421,7 @@ impl Connection {
     /// Counts an event that was read. Returns whether it belongs to the receive CQ.
     #[inline]
     pub fn note_event(&mut self, event: &CqEvent) -> bool {
-        if self.receive.note_event(event) {
+        if self.receive.cq.note_event(event) {
             return true;
         }
         if self.send.cq.note_event(event) {

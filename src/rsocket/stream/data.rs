@@ -19,7 +19,7 @@
 
 use std::ffi::c_int;
 use std::mem::{self, MaybeUninit};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::slice;
 
 use libc::iovec;
@@ -62,10 +62,12 @@ impl Stream {
         // Poll for new data, unless the buffered data is enough for the whole call, or the call
         // will probably sleep: such a call polls after it has armed the CQ.
         if !connection.has_piece(len)
-            && (state.expects_to_sleep(flags) || !self.process_completions(state))
+            && (state.sleeps >= SLEEPS && !state.returns_at_once(flags) || !self.process_completions(state))
             && state.available(false, 0) == 0
         {
-            if !state.waits_for_data() || len == 0 {
+            // The slow path reports the end of the stream or an error.
+            let is_over = state.eof || state.shut_read || state.handed_over || state.error.is_some();
+            if is_over || !matches!(state.phase, Phase::Connected) || len == 0 {
                 return Received::Unusual;
             }
             if state.returns_at_once(flags) {
@@ -482,7 +484,7 @@ fn cannot_send(state: &mut State, done: usize, total: usize) -> Result<usize> {
     if done > 0 {
         return Ok(done);
     }
-    if let Some(error) = state.take_error() {
+    if let Some(error) = state.error.take() {
         return Err(error);
     }
     if state.options.sigpipe && !state.shut_write && !state.ended_with_error && !state.send_lost {
@@ -502,7 +504,7 @@ impl State {
             Phase::Connected | Phase::Disconnected => Ok(()),
             Phase::Connecting(_) | Phase::Accepting(_) if nonblocking => Err(Errno::EAGAIN),
             Phase::Connecting(_) | Phase::Accepting(_) => Ok(()),
-            Phase::Idle | Phase::Failed { .. } => Err(self.take_error().unwrap_or(Errno::ENOTCONN)),
+            Phase::Idle | Phase::Failed { .. } => Err(self.error.take().unwrap_or(Errno::ENOTCONN)),
             Phase::Listening(_) => Err(Errno::ENOTCONN),
             Phase::Closing | Phase::Closed => Err(Errno::EBADF),
         }
@@ -515,28 +517,8 @@ impl State {
         if !self.eof && !self.shut_read && self.error.is_none() {
             return None;
         }
-        let error = if done == 0 { self.take_error() } else { None };
+        let error = if done == 0 { self.error.take() } else { None };
         Some(error.map_or(Ok(done), Err))
-    }
-
-    /// Returns whether a call that receives will probably sleep, as the previous calls did.
-    #[inline]
-    fn expects_to_sleep(&self, flags: c_int) -> bool {
-        self.sleeps >= SLEEPS && !self.returns_at_once(flags)
-    }
-
-    /// Returns whether a thread uses the connection without the lock, so the connection must be
-    /// kept.
-    pub(super) fn is_used_unlocked(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.is_in_use())
-    }
-
-    /// Returns whether a call that finds no data waits for it: the stream has not ended, there is
-    /// no error to report, and the stream was not handed over.
-    #[inline]
-    fn waits_for_data(&self) -> bool {
-        let ended = self.eof || self.shut_read || self.handed_over;
-        matches!(self.phase, Phase::Connected) && !ended && self.error.is_none()
     }
 
     /// Returns the number of bytes that can be read; for a peeking call, without the `done` bytes
@@ -616,7 +598,7 @@ impl Stream {
     /// Notifies the threads that wait in [`wait_while`](Self::wait_while).
     #[inline]
     fn notify_waiting(&self, state: &State) {
-        if state.connection.as_ref().is_some_and(|connection| connection.is_awaited()) {
+        if state.connection.as_ref().is_some_and(|connection| connection.waiting > 0) {
             self.changed.notify();
         }
     }
@@ -638,16 +620,15 @@ impl Stream {
             && let Some(unread) = connection.begin_reading(len)
         {
             drop(state);
-            // SAFETY: `len` bytes at `start` are writable, and may be uninitialised: guaranteed by
-            // the caller.
-            let into = unsafe { slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), unread.len()) };
-            // SAFETY: the connection is dropped only after `end_reading`, and only the thread that
-            // reads gives the memory back to the peer.
-            unsafe { unread.copy_to(into) };
+            let len = unread.len();
+            // SAFETY: `len` bytes at `start` are writable: guaranteed by the caller. The data is
+            // readable: the connection is dropped only after `end_reading`, and only the thread that
+            // reads gives the memory back to the peer. It does not overlap the program's buffer.
+            unsafe { ptr::copy_nonoverlapping(unread.as_ptr().cast(), start, len) };
             state = self.lock();
             let Some(connection) = &mut state.connection else { break };
-            done += into.len();
-            connection.end_reading(into.len());
+            done += len;
+            connection.end_reading(len);
             self.notify_waiting(&state);
         }
         (state, done)

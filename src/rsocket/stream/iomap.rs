@@ -88,7 +88,7 @@ impl State {
             return true;
         }
         let Some(connection) = &mut self.connection else { return true };
-        while let Some((position, index)) = next_wanted(self.mappings.entries(), connection.peer_iomap()) {
+        while let Some((position, index)) = next_wanted(self.mappings.entries(), connection.peer.iomap_size) {
             if !self.mappings.write(position, index, connection) {
                 return false;
             }
@@ -144,7 +144,7 @@ impl Stream {
         }
         let remote = prot & libc::PROT_WRITE != 0;
         if let (true, Phase::Connected, Some(connection)) = (remote, &state.phase, &state.connection)
-            && !has_free_entry(state.mappings.entries(), connection.peer_iomap())
+            && !has_free_entry(state.mappings.entries(), connection.peer.iomap_size)
         {
             return Err(Errno::ENOMEM);
         }

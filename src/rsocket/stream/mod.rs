@@ -21,7 +21,7 @@ mod waiting;
 use std::ffi::c_int;
 use std::mem;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Weak};
 
 use libc::sockaddr_storage;
@@ -49,7 +49,7 @@ use backlog::Listening;
 use channel_leader::EventSource;
 use close::Background;
 use connect::Attempt;
-use connection::{Batch, Connection, Outcome};
+use connection::{Batch, Connection, NEW_BATCH, Outcome};
 use iomap::Mappings;
 use options::Options;
 
@@ -71,8 +71,6 @@ pub struct Stream {
     /// Counts changes, for threads that do not wait in the completion channel.
     changed: Changes,
     watchers: Watchers,
-    /// Counts events for edge-triggered watchers.
-    edges: AtomicU64,
     /// Descriptor of the completion channel, or -1. Read only by rclose(3) in a child of fork(),
     /// which closes the descriptor. rclose(3) in the owner leaves a stale value, which is never
     /// used: a child that is forked later does not have the stream in its table.
@@ -186,7 +184,6 @@ impl Stream {
             state: Lock::new(state),
             changed: Changes::default(),
             watchers: Watchers::default(),
-            edges: AtomicU64::new(0),
             channel_fd: AtomicI32::new(-1),
         })
     }
@@ -206,7 +203,7 @@ impl Stream {
 
     /// Notifies all waiting threads of a change that raises no event in a completion channel.
     fn notify(&self, notice: Notice) {
-        self.edges.fetch_add(1, Ordering::Relaxed);
+        self.watchers.edges.fetch_add(1, Ordering::Relaxed);
         self.changed.notify();
         self.watchers.notify(notice);
     }
@@ -216,14 +213,14 @@ impl Stream {
     #[inline(always)]
     fn process_completions(&self, state: &mut State) -> bool {
         let Some(connection) = &mut state.connection else { return false };
-        let mut batch = Batch::new();
+        let mut batch = NEW_BATCH;
         let completed = connection.poll_recv_cq(&mut batch);
         let has_failed = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
         if completed == 0 && !has_failed && !connection.needs_attention() {
             return false;
         }
         if completed == 1 && matches!(state.phase, Phase::Connected) && connection.take_plain(&batch) {
-            self.edges.fetch_add(1, Ordering::Relaxed);
+            self.watchers.edges.fetch_add(1, Ordering::Relaxed);
             self.changed.notify();
             return true;
         }
@@ -243,7 +240,7 @@ impl Stream {
             outcome.add(Outcome::ANY);
         }
         if outcome.has(Outcome::ANY) {
-            self.edges.fetch_add(1, Ordering::Relaxed);
+            self.watchers.edges.fetch_add(1, Ordering::Relaxed);
             self.changed.notify();
         }
         channel_leader::ensure_flush_scheduled(self, state);
@@ -277,8 +274,7 @@ impl Stream {
     /// Registers the event channel with the reactor's worker thread, unless it is registered.
     fn watch(self: &Arc<Self>, state: &mut State) -> Result<()> {
         if state.key.is_none() {
-            state.id()?.set_nonblocking()?;
-            state.key = Some(reactor::register(Role::Setup, self.fd, self.clone())?);
+            state.key = Some(reactor::register(Role::Setup, self.fd, true, self.clone())?);
         }
         Ok(())
     }
@@ -344,11 +340,6 @@ impl State {
     fn can_write(&self) -> bool {
         matches!(self.phase, Phase::Connected) && !self.shut_write
     }
-
-    /// Takes the pending error, for a call that reports it.
-    fn take_error(&mut self) -> Option<Errno> {
-        self.error.take()
-    }
 }
 
 impl Stream {
@@ -369,7 +360,7 @@ impl Stream {
         let number = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_ERROR) => {
                 self.process_completions(&mut state);
-                state.take_error().map_or(0, Errno::get)
+                state.error.take().map_or(0, Errno::get)
             }
             (base::private::LEVEL, base::private::READABLE_BYTES) => {
                 self.process_completions(&mut state);

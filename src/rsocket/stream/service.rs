@@ -51,7 +51,9 @@ impl Service for Stream {
             }
             // Without `release_due`, a call of rclose(3) in progress releases the stream.
             Phase::Closed if state.release_due => {
-                if state.is_used_unlocked() || state.with_leader().is_some() {
+                if state.connection.as_ref().is_some_and(|connection| connection.is_in_use())
+                    || state.with_leader().is_some()
+                {
                     return false;
                 }
                 state.release();

@@ -3,7 +3,6 @@
 
 use std::ffi::{c_int, c_short};
 use std::mem;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
@@ -422,10 +421,6 @@ impl Pollable for Stream {
             try_push_small(&mut all, connection.channel.completions.fd())?;
         }
         Ok(all)
-    }
-
-    fn edges(&self) -> u64 {
-        self.edges.load(Ordering::Relaxed)
     }
 
     fn watchers(&self) -> &Watchers {

@@ -255,7 +255,7 @@ impl End {
     /// Sometimes replaces the send buffer. Overwrites the previous one as soon as it is unused.
     fn replace_buffer(&mut self) {
         if let Some(wr_id) = self.old_buffer_end
-            && self.sender.is_complete(wr_id)
+            && self.sender.completed_wr_id >= wr_id
         {
             let previous = self.buffers.len() - 2;
             self.buffers[previous].fill(0xee);

@@ -4,7 +4,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::{BATCH, Batch, CONTROL_DATA, Connection, IMM_LEN, Outcome, SGL};
+use super::{BATCH, Batch, CONTROL_DATA, Connection, IMM_LEN, NEW_BATCH, Outcome, REPOST, SGL, Watch};
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::rsocket::flow::{CreditUpdate, Reasons, Violation};
@@ -17,7 +17,7 @@ impl Connection {
     /// completions; 0 if polling fails, which ends the connection.
     #[inline]
     pub fn poll_recv_cq(&mut self, batch: &mut Batch) -> usize {
-        match self.receive.cq().poll(&mut batch.0) {
+        match self.receive.cq.poll(batch) {
             Ok(polled) => polled.len(),
             Err(error) => {
                 self.fail(error);
@@ -32,12 +32,12 @@ impl Connection {
     #[inline(always)]
     pub fn take_plain(&mut self, batch: &Batch) -> bool {
         // SAFETY: the caller has polled one completion, so the provider has initialised the entry.
-        let wc = unsafe { batch.0[0].assume_init_ref() };
+        let wc = unsafe { batch[0].assume_init_ref() };
         let is_usual = wc.is_valid() && !self.receive_ended && self.failed.is_none();
         let Some(imm) = self.imm_of(wc).filter(|_| is_usual) else { return false };
-        // `is_repost_next` also excludes the last posted receive, whose use ends the connection on
-        // iWARP.
-        if self.needs_send_completions() || self.receive.is_repost_next() || !self.receive.flow.take_plain(imm) {
+        // A repost that is due next also excludes the last posted receive, whose use ends the
+        // connection on iWARP.
+        if self.needs_send_completions() || self.receive.idle + 1 >= REPOST || !self.receive.flow.take_plain(imm) {
             return false;
         }
         self.receive.used();
@@ -57,7 +57,7 @@ impl Connection {
         loop {
             // Also process receives after a send has failed: messages may have arrived before the
             // failure.
-            if self.receive_ended || !self.process_receives(&batch.0[..completed], &mut outcome) || completed < BATCH {
+            if self.receive_ended || !self.process_receives(&batch[..completed], &mut outcome) || completed < BATCH {
                 break;
             }
             completed = self.poll_recv_cq(batch);
@@ -78,7 +78,7 @@ impl Connection {
     /// Posts the completed receives again, if there are enough of them.
     #[inline]
     fn repost(&mut self) {
-        if self.receive.is_repost_due()
+        if self.receive.idle >= REPOST
             && self.failed.is_none()
             && let Err(error) = self.receive.post_receives(&self.qp)
         {
@@ -136,7 +136,7 @@ impl Connection {
             }
             Message::Iomap(index) => {
                 self.receive.flow.message()?;
-                if index >= self.receive.iomap() {
+                if index >= self.receive.iomap {
                     return Err(Violation);
                 }
             }
@@ -180,7 +180,9 @@ impl Connection {
     #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
     #[inline(always)]
     pub fn needs_attention(&self) -> bool {
-        self.needs_send_completions() || !self.channel.notices_messages() && self.is_starting()
+        // Whether the peer's next message is noticed even if the program makes no call.
+        let is_watched = self.channel.leadership.armed && self.channel.watch != Watch::None;
+        self.needs_send_completions() || !is_watched && self.is_starting()
     }
 
     /// Returns whether a waiter needs the completions of the send CQ.
@@ -191,9 +193,9 @@ impl Connection {
 
     /// Processes the completions of the send CQ.
     fn process_send_cq(&mut self, outcome: &mut Outcome) {
-        let mut batch = Batch::new();
+        let mut batch = NEW_BATCH;
         loop {
-            let completed = match self.send.cq.poll(&mut batch.0) {
+            let completed = match self.send.cq.poll(&mut batch) {
                 Ok([]) => break,
                 Ok(completed) => completed,
                 Err(error) => return self.fail(error),
@@ -294,7 +296,7 @@ impl Connection {
         let requests = if self.qp.is_iwarp() && !bytes.is_empty() { 2 } else { 1 };
         let wr_id = self.send.flow.take_control(requests);
         let sg_list = self.send.control_data.fill(bytes);
-        let rkey = if bytes.is_empty() { 0 } else { self.send.peer.rkey };
+        let rkey = if bytes.is_empty() { 0 } else { self.peer.target_sgl.rkey };
         let opcode = Opcode::WriteImm(message.word());
         self.qp.send_queue().post(SendWr { wr_id, opcode, addr, rkey, sg_list, inline: false, signaled: true })
     }
@@ -344,29 +346,24 @@ impl Connection {
         let message = Message::CreditUpdate(update.limit);
         let Some(buffer) = update.buffer else { return self.send_control(message, &[], 0) };
         let region = self.receive.rings.memory(buffer.ring).region(buffer.offset, buffer.len);
-        let bytes = wire::emit_sgl(region, self.send.peer.swap);
-        self.send_control(message, &bytes, self.send.peer.sgl + (buffer.sgl_entry * SGL_ENTRY) as u64)
-    }
-
-    /// Returns the number of entries of the peer's iomap.
-    pub fn peer_iomap(&self) -> u16 {
-        self.send.peer.iomap
+        let bytes = wire::emit_sgl(region, self.peer.is_swapped());
+        self.send_control(message, &bytes, self.peer.target_sgl.addr + (buffer.sgl_entry * SGL_ENTRY) as u64)
     }
 
     /// Writes `mapping` into entry `index` of the peer's iomap. Returns false if the caller has to
-    /// wait for credits or space. `index` is less than [`peer_iomap`](Self::peer_iomap). A failure
+    /// wait for credits or space. `index` is less than the number of its entries. A failure
     /// ends the connection.
     pub fn advertise_mapping(&mut self, index: u16, mapping: Mapping) -> Result<bool> {
-        debug_assert!(index < self.send.peer.iomap, "the write would hit other memory of the peer");
+        debug_assert!(index < self.peer.iomap_size, "the write would hit other memory of the peer");
         // Mappings and data share the last credits: send held data now, and never hold data again.
         self.send_held();
         self.send.flow.hold_nothing();
         let Some((offset, (wr_id, signaled))) = self.send.flow.take_update(IOMAP_ENTRY as u32) else {
             return Ok(false);
         };
-        let sg_list = self.send.buffer.fill(&wire::emit_iomap(mapping, self.send.peer.swap)[..], offset);
-        let addr = self.send.peer.sgl + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
-        let (rkey, opcode) = (self.send.peer.rkey, Opcode::WriteImm(Message::Iomap(index).word()));
+        let sg_list = self.send.buffer.fill(&wire::emit_iomap(mapping, self.peer.is_swapped())[..], offset);
+        let addr = self.peer.target_sgl.addr + (SGL * SGL_ENTRY + usize::from(index) * IOMAP_ENTRY) as u64;
+        let (rkey, opcode) = (self.peer.target_sgl.rkey, Opcode::WriteImm(Message::Iomap(index).word()));
         self.post(SendWr { wr_id, opcode, addr, rkey, sg_list, inline: false, signaled })?;
         Ok(true)
     }

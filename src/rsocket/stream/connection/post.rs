@@ -116,7 +116,7 @@ impl QueuePair {
             // SAFETY: the owner of the result drops it before the CQs and the PD.
             match unsafe { id.create_qp(pd, &mut attr) } {
                 Ok(()) => {
-                    let qp = NonNull::new(id.qp()).ok_or(Errno::EIO)?;
+                    let qp = NonNull::new(id.id().qp()).ok_or(Errno::EIO)?;
                     let id = NonNull::new(id.id().as_c()).ok_or(Errno::EIO)?;
                     let queue = SendQueue { qp, iwarp, can_inline: attr.cap.max_inline_data };
                     let qp = QueuePair { id, queue };

@@ -11,60 +11,35 @@ use std::slice;
 
 use super::post::QueuePair;
 use super::send::ControlData;
-use super::{CONTROL_DATA, Connection, IMM_LEN, LARGE, Layout, REPOST, RemoteMemory, SGL};
+use super::{CONTROL_DATA, Connection, EXTRA_RECEIVES, IMM_LEN, LARGE, Layout, RemoteMemory};
 use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::os::pages::{self, Pages};
 use crate::rsocket::flow::{Received, Receiver};
 use crate::rsocket::pinned_budget::{self, Reservation};
 use crate::rsocket::stream::options::Options;
-use crate::rsocket::wire::{self, ConnData, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
+use crate::rsocket::wire::{self, IOMAP_ENTRY, Mapping, Region, SGL_ENTRY};
 use crate::verbs::ibv_pd;
-use crate::verbs::rc::{CompletionQueue, CqEvent, MemoryRegion, Sge};
+use crate::verbs::rc::{CompletionQueue, MemoryRegion, Sge};
 
 /// The half that receives: its CQ, rings and flow control.
 #[derive(Debug)]
 pub(super) struct ReceiveSide {
-    cq: CompletionQueue,
-    memory: MemoryRegion,
-    layout: Layout,
-    /// Number of receives, posted or idle.
-    receives: u32,
+    pub cq: CompletionQueue,
+    pub memory: MemoryRegion,
+    pub layout: Layout,
     /// The receives to post again: `idle` consecutive slots from `first_idle` on, where slot 0
     /// follows the last one. Receives complete in the order in which they were posted. `first_idle`
     /// is not used for receives without memory, which are all alike.
-    idle: u32,
+    pub idle: u32,
     first_idle: u32,
-    /// Number of entries of the iomap.
-    iomap: u16,
+    /// Number of entries of the iomap, which the peer writes.
+    pub iomap: u16,
     pub flow: Receiver,
     pub rings: Rings,
     /// A thread copies received data without the stream's lock.
     is_being_read: bool,
     _reservation: Reservation,
-}
-
-/// Contiguous unread data.
-pub struct Unread {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-impl Unread {
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Copies the data to `into`, which has the same length.
-    ///
-    /// # Safety
-    /// The connection with the memory was not dropped, and the space of the data was not given back
-    /// to the peer.
-    pub unsafe fn copy_to(&self, into: &mut [MaybeUninit<u8>]) {
-        // SAFETY: the data is readable: guaranteed by the caller; it does not overlap the program's
-        // buffer.
-        unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), into.as_mut_ptr().cast(), self.len.min(into.len())) };
-    }
 }
 
 // SAFETY: any thread may use libibverbs objects and the memory, and the stream's lock lets one
@@ -77,49 +52,25 @@ impl ReceiveSide {
         cq: CompletionQueue,
         memory: MemoryRegion,
         layout: Layout,
-        receives: u32,
         flow: Receiver,
         options: &Options,
-    ) -> Result<ReceiveSide> {
+    ) -> ReceiveSide {
         // SAFETY: by the layout the ring lies in the memory.
         let ring = RemoteMemory { start: unsafe { memory.start().add(layout.ring) }, rkey: memory.rkey() };
         let rings = Rings::new(ring, layout.first_ring(), options.receive_buffer, options.receive_grows);
         let reservation = Reservation::take_idle(layout.len as u32);
         let iomap = options.iomap;
-        Ok(ReceiveSide {
+        ReceiveSide {
             cq,
             memory,
             layout,
-            receives,
-            idle: receives,
+            idle: u32::from(flow.credits()) + EXTRA_RECEIVES,
             first_idle: 0,
             iomap,
             flow,
             rings,
             is_being_read: false,
             _reservation: reservation,
-        })
-    }
-
-    pub fn cq(&self) -> &CompletionQueue {
-        &self.cq
-    }
-
-    /// Counts an event of the channel if the event belongs to this CQ. Returns true in this case.
-    pub fn note_event(&mut self, event: &CqEvent) -> bool {
-        self.cq.note_event(event)
-    }
-
-    /// Returns the connection data for the peer ([`super::Connection::connection_data`]).
-    pub fn connection_data(&self) -> ConnData {
-        let (start, rkey) = (self.memory.start(), self.memory.rkey());
-        let memory = RemoteMemory { start, rkey };
-        ConnData {
-            big_endian: cfg!(target_endian = "big"),
-            credits: self.flow.credits(),
-            iomap_size: self.iomap,
-            target_sgl: memory.region(0, SGL as u32),
-            data_buf: memory.region(self.layout.ring as u32, self.flow.first_buffer()),
         }
     }
 
@@ -139,30 +90,19 @@ impl ReceiveSide {
         if !qp.is_iwarp() {
             return qp.post_empty_recv(mem::take(&mut self.idle));
         }
+        let receives = u32::from(self.flow.credits()) + EXTRA_RECEIVES;
         let lkey = self.memory.lkey();
         let start = self.memory.start().as_ptr() as usize + self.layout.imms;
         let buffer_of = |slot: u32| Sge { addr: (start + slot as usize * IMM_LEN) as u64, len: IMM_LEN as u32, lkey };
         while self.idle > 0 {
             let first = self.first_idle;
-            let count = self.idle.min(self.receives - first);
+            let count = self.idle.min(receives - first);
             // SAFETY: the layout reserves the slots, and the memory is dropped after the QP.
             unsafe { qp.post_recv(first..first + count, buffer_of)? };
-            self.first_idle = (first + count) % self.receives;
+            self.first_idle = (first + count) % receives;
             self.idle -= count;
         }
         Ok(())
-    }
-
-    /// Returns whether at least [`REPOST`] receives are idle.
-    #[inline]
-    pub fn is_repost_due(&self) -> bool {
-        self.idle >= REPOST
-    }
-
-    /// Returns whether the next receive that completes makes a repost due.
-    #[inline]
-    pub fn is_repost_next(&self) -> bool {
-        self.idle + 1 >= REPOST
     }
 
     /// Counts a completed receive. Returns true if no receive is posted any more: a peer that
@@ -170,7 +110,7 @@ impl ReceiveSide {
     #[inline]
     pub fn used(&mut self) -> bool {
         self.idle += 1;
-        self.idle == self.receives
+        self.idle == u32::from(self.flow.credits()) + EXTRA_RECEIVES
     }
 
     /// Returns the immediate data that the receive in `slot` got from a SEND over iWARP.
@@ -179,11 +119,6 @@ impl ReceiveSide {
         // SAFETY: by the layout the slot lies in the memory. The device wrote it before the
         // completion.
         unsafe { start.add(self.layout.imms + slot as usize * IMM_LEN).cast::<u32>().as_ptr().read_volatile() }
-    }
-
-    /// Returns the number of entries of the iomap, which the peer writes.
-    pub fn iomap(&self) -> u16 {
-        self.iomap
     }
 
     /// Returns how many entries of the target SGL, from `next` on, the peer has written.
@@ -225,19 +160,6 @@ impl ReceiveSide {
         }
     }
 
-    /// Returns the region that the peer has mapped at `offset`, from `offset` to the region's end,
-    /// or `None` if no region is mapped there.
-    pub fn mapped(&self, offset: u64) -> Option<Region> {
-        (0..self.iomap).map(|index| self.mapping(index)).find_map(|mapping| {
-            let skip = offset.checked_sub(mapping.offset).filter(|&skip| skip < u64::from(mapping.region.length))?;
-            Some(Region {
-                addr: mapping.region.addr.wrapping_add(skip),
-                length: mapping.region.length - skip as u32,
-                ..mapping.region
-            })
-        })
-    }
-
     /// Returns entry `index` of the iomap.
     fn mapping(&self, index: u16) -> Mapping {
         let mut bytes = [0; IOMAP_ENTRY];
@@ -261,23 +183,6 @@ impl ReceiveSide {
             let from: NonNull<u8> = self.rings.memory(ring).start.add(offset as usize);
             ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr().cast(), into.len());
         }
-    }
-
-    /// Copies unread data after its first `skip` bytes, and leaves the data unread. Returns the
-    /// number of bytes copied.
-    #[inline]
-    pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
-        let mut done = 0;
-        while done < into.len() {
-            let mut received = self.flow.piece(skip + done as u64);
-            received.len = received.len.min(u32::try_from(into.len() - done).unwrap_or(u32::MAX));
-            if received.len == 0 {
-                break;
-            }
-            self.copy(received, &mut into[done..]);
-            done += received.len as usize;
-        }
-        done
     }
 }
 
@@ -324,8 +229,19 @@ impl Connection {
 
     /// Copies unread data after its first `skip` bytes, and leaves the data unread. Returns the
     /// number of bytes copied.
+    #[inline]
     pub fn peek(&self, skip: u64, into: &mut [MaybeUninit<u8>]) -> usize {
-        self.receive.peek(skip, into)
+        let mut done = 0;
+        while done < into.len() {
+            let mut received = self.receive.flow.piece(skip + done as u64);
+            received.len = received.len.min(u32::try_from(into.len() - done).unwrap_or(u32::MAX));
+            if received.len == 0 {
+                break;
+            }
+            self.receive.copy(received, &mut into[done..]);
+            done += received.len as usize;
+        }
+        done
     }
 
     /// Reads at most `len` bytes. Returns the number of bytes, or `None` if there is no data.
@@ -370,16 +286,16 @@ impl Connection {
     /// Begins to read up to `len` bytes. Returns them for the caller to copy without the lock, or
     /// `None` if fewer than [`LARGE`] bytes are contiguous or another thread waits for the
     /// connection.
-    pub fn begin_reading(&mut self, len: usize) -> Option<Unread> {
+    pub fn begin_reading(&mut self, len: usize) -> Option<NonNull<[u8]>> {
         let Received { ring, offset, len: available } = self.receive.flow.piece(0);
         let len = len.min(available as usize);
-        if len < LARGE || self.is_awaited() {
+        if len < LARGE || self.waiting > 0 {
             return None;
         }
         self.receive.is_being_read = true;
         // SAFETY: the data lies in the ring.
         let start = unsafe { self.receive.rings.memory(ring).start.add(offset as usize) };
-        Some(Unread { start, len })
+        Some(NonNull::slice_from_raw_parts(start, len))
     }
 
     /// Ends [`begin_reading`](Self::begin_reading): the first `len` bytes were copied.
@@ -398,7 +314,14 @@ impl Connection {
     /// Returns the region that the peer has mapped at `offset`, from `offset` to the region's end,
     /// or `None` if no region is mapped there.
     pub fn mapped(&self, offset: u64) -> Option<Region> {
-        self.receive.mapped(offset)
+        (0..self.receive.iomap).map(|index| self.receive.mapping(index)).find_map(|mapping| {
+            let skip = offset.checked_sub(mapping.offset).filter(|&skip| skip < u64::from(mapping.region.length))?;
+            Some(Region {
+                addr: mapping.region.addr.wrapping_add(skip),
+                length: mapping.region.length - skip as u32,
+                ..mapping.region
+            })
+        })
     }
 }
 
@@ -446,7 +369,7 @@ pub(super) struct Rings {
     first_size: u32,
     full_size: u32,
     /// Bytes of the ring that is being advertised.
-    size: u32,
+    pub size: u32,
     /// The ring may exceed the full size.
     may_grow: bool,
 }
@@ -475,11 +398,6 @@ impl Rings {
         let reservation = take(size).ok_or(Errno::ENOMEM)?;
         // SAFETY: the PD of the QP is live, and outlives the connection.
         unsafe { Grown::new(Some(reservation), qp.pd()?, size, true) }.map_err(|_| Errno::ENOMEM)
-    }
-
-    /// Returns the size of the ring that is being advertised, in bytes.
-    pub fn size(&self) -> u32 {
-        self.size
     }
 
     /// Returns the memory of ring 0 or 1.

@@ -24,7 +24,7 @@ use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::rsocket::flow::{Chunk, Sender};
 use crate::rsocket::pinned_budget::{self, Reservation};
-use crate::rsocket::wire::{ConnData, Message, Region};
+use crate::rsocket::wire::{Message, Region};
 use crate::verbs::rc::{CompletionQueue, InlineWrite, Opcode, SendWr, Sge};
 
 /// Maximum size, in bytes, of a message of several buffers that is collected on the stack to go
@@ -150,18 +150,6 @@ pub fn parts(buffers: &[iovec], mut skip: usize) -> impl Iterator<Item = (*mut u
     })
 }
 
-/// Memory of the peer, from its connection data.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct PeerMemory {
-    /// Whether the peer has the other byte order.
-    pub swap: bool,
-    /// Address of the peer's target SGL; the iomap follows.
-    pub sgl: u64,
-    pub rkey: u32,
-    /// Number of entries of the peer's iomap.
-    pub iomap: u16,
-}
-
 /// Space for the bytes of control messages: a slot for each message.
 #[derive(Debug)]
 pub(super) struct ControlData {
@@ -214,7 +202,6 @@ pub(super) struct SendSide {
     pub wake_due: bool,
     inline_write: InlineWrite,
     pub control_data: ControlData,
-    pub peer: PeerMemory,
     /// Number of the thread that sent last; 0 if that thread has received afterwards.
     pub thread: u64,
     /// While `thread` was set, the last call that received came from another thread, on a machine
@@ -255,23 +242,11 @@ impl SendSide {
             wake_due: false,
             inline_write,
             control_data,
-            peer: PeerMemory::default(),
             thread: 0,
             is_shared: false,
             target_entry: 1,
             targets: 0,
         }
-    }
-
-    /// Takes the connection data of the peer.
-    pub fn set_peer(&mut self, peer: &ConnData) {
-        self.flow.set_peer(peer.credits, peer.data_buf);
-        self.peer = PeerMemory {
-            swap: peer.big_endian != cfg!(target_endian = "big"),
-            sgl: peer.target_sgl.addr,
-            rkey: peer.target_sgl.rkey,
-            iomap: peer.iomap_size,
-        };
     }
 
     #[inline]
@@ -412,7 +387,7 @@ impl Connection {
     /// thread receives, or a thread waits to use the connection. Until
     /// [`end_unlocked`](Self::end_unlocked) nothing else is posted.
     pub fn begin_unlocked(&mut self, len: usize) -> Option<SendQueue> {
-        if !self.send.is_shared || len < LARGE || self.is_awaited() {
+        if !self.send.is_shared || len < LARGE || self.waiting > 0 {
             return None;
         }
         self.send.is_unlocked = true;
@@ -443,12 +418,6 @@ impl Connection {
     /// Returns whether a thread posts, or copies received data, without the lock.
     pub fn is_in_use(&self) -> bool {
         self.send.is_unlocked || self.is_being_read()
-    }
-
-    /// Returns whether a thread waits until another one stops using the connection without the
-    /// lock.
-    pub fn is_awaited(&self) -> bool {
-        self.waiting > 0
     }
 
     /// Polls the send CQ if `len` bytes do not fit into the free part of the send buffer, and grows
@@ -514,7 +483,8 @@ pub(super) struct SendBuffer {
     /// The first buffer.
     first: Sge,
     grown: Option<Grown>,
-    size: u32,
+    /// Size in bytes.
+    pub size: u32,
     full_size: u32,
     /// The buffer may exceed the full size.
     may_grow: bool,
@@ -525,11 +495,6 @@ pub(super) struct SendBuffer {
 impl SendBuffer {
     pub fn new(first: Sge, full_size: u32, may_grow: bool) -> SendBuffer {
         SendBuffer { first, grown: None, size: first.len, full_size, may_grow, old: None }
-    }
-
-    /// Returns the size, in bytes.
-    pub fn size(&self) -> u32 {
-        self.size
     }
 
     /// Returns the next larger size, if there is one.
@@ -605,7 +570,7 @@ impl SendSide {
     #[inline]
     pub fn drop_old_buffer(&mut self) {
         if let Some((_, wr_id)) = self.buffer.old
-            && self.flow.is_complete(wr_id)
+            && self.flow.completed_wr_id >= wr_id
         {
             self.buffer.old = None;
         }

@@ -198,10 +198,6 @@ impl Pollable for Stream {
         Ok(all)
     }
 
-    fn edges(&self) -> u64 {
-        0
-    }
-
     fn watchers(&self) -> &Watchers {
         &self.watchers
     }
