@@ -244,7 +244,7 @@ impl Stream {
     pub(super) fn on_connected(&self, state: &mut State) {
         if let (Some(connection), Some(id)) = (&mut state.connection, &state.id) {
             if !state.shut_write {
-                connection.begin_sending();
+                connection.begin_sending(state.options.inline);
             }
             connection.list(self.fd, id.id());
             connection.set_nodelay(state.options.nodelay);

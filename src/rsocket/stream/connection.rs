@@ -212,10 +212,9 @@ impl Connection {
             buffer: buffer.size,
             window: 0,
         };
-        let inline_limit = u32::from(options.inline).min(qp.can_inline());
         let (flow, write) = (Sender::new(limits, Region::default())?, qp.send_queue().inline_write()?);
         try_box(Connection {
-            send: SendSide::new(send_cq, flow, buffer, inline_limit, write, receive.control_data()),
+            send: SendSide::new(send_cq, flow, buffer, write, receive.control_data()),
             qp,
             receive,
             waker: None,

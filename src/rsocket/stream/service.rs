@@ -4,10 +4,10 @@
 //! streams could access the connection's memory.
 //!
 //! While the program makes no call, the reactor watches the completion channel of a stream that is
-//! new or holds data ([`super::channel_leader`]). Each event wakes the reactor in addition to a waiting
-//! thread of the program, so the reactor watches a new stream only after a pause: a peer that needs
-//! more space while the program makes no call waits for that pause, once. If the program only
-//! sends, the stream stays new, and each credit update is an event, so the pauses become longer.
+//! new or holds data ([`super::channel_leader`]). Each event wakes the reactor in addition to a
+//! waiting thread of the program, so the reactor watches a new stream only after a pause: a peer
+//! that needs more space while the program makes no call waits for that pause, once. If the program
+//! only sends, the stream stays new, and a credit update is an event after each pause.
 
 use std::sync::Arc;
 use std::time::Duration;

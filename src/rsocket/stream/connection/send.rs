@@ -191,9 +191,8 @@ pub(super) struct SendSide {
     /// the stream is connected, may write, and has not failed, and no thread sends without the
     /// stream's lock.
     inline_limit: u32,
+    /// Largest value of `inline_limit`; 0 unless the stream is connected and may write.
     max_inline: u32,
-    /// The stream is connected and may write.
-    may_send: bool,
     /// A thread copies and posts, without the stream's lock, messages that it has reserved. Nothing
     /// else is posted meanwhile: work requests are posted in the order of their `wr_id`.
     is_unlocked: bool,
@@ -225,7 +224,6 @@ impl SendSide {
         cq: CompletionQueue,
         flow: Sender,
         buffer: SendBuffer,
-        max_inline: u32,
         inline_write: InlineWrite,
         control_data: ControlData,
     ) -> SendSide {
@@ -236,8 +234,7 @@ impl SendSide {
             flow,
             buffer,
             inline_limit: 0,
-            max_inline,
-            may_send: false,
+            max_inline: 0,
             is_unlocked: false,
             wake_due: false,
             inline_write,
@@ -299,22 +296,22 @@ unsafe fn copy_to(sg_list: &[Sge; 2], bytes: impl Source) {
 }
 
 impl Connection {
-    /// Allows sending on a connected stream. Messages may go inline unless the stream has failed.
-    pub fn begin_sending(&mut self) {
-        self.send.may_send = true;
+    /// Allows sending on a connected stream. Messages of up to `inline` bytes go inline if the QP
+    /// takes them.
+    pub fn begin_sending(&mut self, inline: u16) {
+        self.send.max_inline = u32::from(inline).min(self.qp.can_inline());
         self.update_inline_limit();
     }
 
     /// Ends sending: the stream sends no more data.
     pub fn end_sending(&mut self) {
-        self.send.may_send = false;
+        self.send.max_inline = 0;
         self.update_inline_limit();
     }
 
     fn update_inline_limit(&mut self) {
-        let SendSide { may_send, is_unlocked, max_inline, .. } = self.send;
-        let goes_inline = may_send && !is_unlocked && self.failed.is_none();
-        self.send.inline_limit = if goes_inline { max_inline } else { 0 };
+        let goes_inline = !self.send.is_unlocked && self.failed.is_none();
+        self.send.inline_limit = if goes_inline { self.send.max_inline } else { 0 };
     }
 
     /// Returns whether a message of `len` bytes goes inline.
