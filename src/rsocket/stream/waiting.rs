@@ -356,11 +356,17 @@ impl Stream {
         if !self.owner.is_this_process() {
             return Err(POLLNVAL);
         }
-        let mut state = self.lock();
+        let mut state = self.state.try_lock().unwrap_or_else(|| self.lock_slowly());
         if wanted & IN != 0 {
             self.flush_before_read(&mut state);
         }
         Ok(state)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lock_slowly(&self) -> Guard<'_> {
+        self.lock()
     }
 }
 

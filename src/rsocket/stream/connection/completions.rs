@@ -71,7 +71,6 @@ impl Connection {
             self.send_credit_updates_now();
         }
         self.use_next_target();
-        self.publish();
         outcome
     }
 
@@ -133,6 +132,7 @@ impl Connection {
             Message::CreditUpdate(limit) => {
                 self.send.flow.credit_update_received(limit)?;
                 self.send.targets = self.receive.written_targets(self.send.target_entry);
+                self.publish();
             }
             Message::Iomap(index) => {
                 self.receive.flow.message()?;
@@ -213,6 +213,7 @@ impl Connection {
             }
         }
         self.send.drop_old_buffer();
+        self.publish();
     }
 
     /// Polls the send CQ in the middle of a call. The next [`process`](Self::process) notifies the
