@@ -66,8 +66,8 @@ impl Stream {
             && state.available(false, 0) == 0
         {
             // The slow path reports the end of the stream or an error.
-            let is_over = state.eof || state.shut_read || state.handed_over || state.error.is_some();
-            if is_over || !matches!(state.phase, Phase::Connected) || len == 0 {
+            let ended = state.eof || state.shut_read || state.handed_over;
+            if !(matches!(state.phase, Phase::Connected) && !ended && state.error.is_none()) || len == 0 {
                 return Received::Unusual;
             }
             if state.returns_at_once(flags) {

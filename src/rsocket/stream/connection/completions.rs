@@ -181,8 +181,8 @@ impl Connection {
     #[inline(always)]
     pub fn needs_attention(&self) -> bool {
         // Whether the peer's next message is noticed even if the program makes no call.
-        let is_watched = self.channel.leadership.armed && self.channel.watch != Watch::None;
-        self.needs_send_completions() || !is_watched && self.is_starting()
+        let is_watched = || self.channel.leadership.armed && self.channel.watch != Watch::None;
+        self.needs_send_completions() || !is_watched() && self.is_starting()
     }
 
     /// Returns whether a waiter needs the completions of the send CQ.
