@@ -48,8 +48,8 @@ struct State {
     enabled: bool,
     /// Number of EPOLL_CTL_MOD operations.
     version: u32,
-    /// [`Watchers::edges`](pollable::Watchers) at the last report. `None` after ADD or MOD: the current state is a new
-    /// edge.
+    /// [`Watchers::edges`](pollable::Watchers) at the last report. `None` after ADD or MOD: the
+    /// current state is a new edge.
     reported: Option<u64>,
     /// The descriptors in the main epoll, each with its events there.
     descriptors: SmallList<(c_int, u32), 2>,
