@@ -361,7 +361,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{connecting, failed, listening, state};
+    use super::super::tests::{closed, connecting, failed, listening, state};
     use super::*;
     use crate::rsocket::wire::Region;
     use std::sync::Weak;
@@ -399,7 +399,7 @@ mod tests {
         let phases = [Phase::Accepting(Weak::new()), Phase::Connected, Phase::Disconnected, failed(false)];
         let results = phases.map(|phase| state(phase).handshake_result());
         assert_eq!(results, [None, Some(true), Some(true), Some(false)]);
-        for phase in [Phase::Idle, connecting(), Phase::Closing, Phase::Closed] {
+        for phase in [Phase::Idle, connecting(), Phase::Closing, closed()] {
             assert_eq!(state(phase).handshake_result(), Some(false));
         }
     }

@@ -270,7 +270,7 @@ impl Stream {
             };
             // A signal does not end the wait: the program could not continue the wait with another
             // call.
-            if result == Err(Errno::ETIMEDOUT) || matches!(state.phase, Phase::Closed) {
+            if result == Err(Errno::ETIMEDOUT) || matches!(state.phase, Phase::Closed { .. }) {
                 break;
             }
         }
@@ -425,8 +425,7 @@ impl Stream {
         if !state.move_to(Role::Setup) {
             return self.finish_close(state);
         }
-        state.end(Phase::Closed);
-        state.release_due = true;
+        state.end(Phase::Closed { release_due: true });
         if let Some(connection) = state.with_leader() {
             // Wakes the leader, as in `finish_close`.
             connection.flush_qp();
@@ -436,7 +435,7 @@ impl Stream {
 
     /// Closes the stream, and releases its resources once no thread sleeps in the channel.
     fn finish_close(&self, mut state: Guard<'_>) {
-        let mut phase = state.end(Phase::Closed);
+        let mut phase = state.end(Phase::Closed { release_due: false });
         if let Phase::Listening(_) = phase {
             // No more requests are read, so the channel may stay readable and must not be watched.
             state.key.take().into_iter().for_each(reactor::unregister);

@@ -355,7 +355,7 @@ impl State {
     /// Returns the result of a call of rconnect(3) that has waited for the end of the attempt.
     fn end_of_connect(&mut self) -> Result<()> {
         match self.phase {
-            Phase::Closing | Phase::Closed => Err(Errno::EBADF),
+            Phase::Closing | Phase::Closed { .. } => Err(Errno::EBADF),
             // Another thread has shut the socket down, or has seen the failure and now listens.
             Phase::Idle | Phase::Listening(_) => Err(self.error.take().unwrap_or(Errno::ECONNABORTED)),
             Phase::Failed { .. } => Err(self.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),

@@ -506,7 +506,7 @@ impl State {
             Phase::Connecting(_) | Phase::Accepting(_) => Ok(()),
             Phase::Idle | Phase::Failed { .. } => Err(self.error.take().unwrap_or(Errno::ENOTCONN)),
             Phase::Listening(_) => Err(Errno::ENOTCONN),
-            Phase::Closing | Phase::Closed => Err(Errno::EBADF),
+            Phase::Closing | Phase::Closed { .. } => Err(Errno::EBADF),
         }
     }
 
@@ -637,7 +637,7 @@ impl Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{connecting, failed, listening, state};
+    use super::super::tests::{closed, connecting, failed, listening, state};
     use super::*;
     use std::sync::Weak;
 
@@ -654,7 +654,7 @@ mod tests {
             (Phase::Disconnected, Ok(()), Ok(())),
             (listening(), Err(Errno::ENOTCONN), Err(Errno::ENOTCONN)),
             (Phase::Closing, Err(Errno::EBADF), Err(Errno::EBADF)),
-            (Phase::Closed, Err(Errno::EBADF), Err(Errno::EBADF)),
+            (closed(), Err(Errno::EBADF), Err(Errno::EBADF)),
         ] {
             let mut state = state(phase);
             assert_eq!((state.check_connected(false), state.check_connected(true)), (waiting, now));

@@ -100,7 +100,9 @@ struct State {
     error: Option<Errno>,
     /// The stream's registration with the reactor, while the reactor watches the event channel.
     key: Option<Key>,
-    /// Declared before `id`, so that the QP is destroyed before the id that it belongs to.
+    /// Declared before `id`, so that the QP is destroyed before the id that it belongs to. No part of
+    /// [`Phase`]: a change of the phase would destroy the QP, which takes commands, and has to come
+    /// before the PD's end and after the last thread has left (`State::release`).
     connection: Option<Box<Connection>>,
     /// The connection until the peer has accepted it.
     requested: Option<Box<Connection>>,
@@ -126,9 +128,6 @@ struct State {
     disconnect_sent: bool,
     /// A shutdown or close that the reactor completes in the background.
     background: Option<Background>,
-    /// The stream is closed, and only the reactor's threads use it: the timer releases its
-    /// resources ([`Stream::release_soon`]).
-    release_due: bool,
     /// A send after the peer's close was reported as successful, as with TCP: its data is lost.
     send_lost: bool,
     spinning: Spinning,
@@ -161,7 +160,11 @@ enum Phase {
     Disconnected,
     /// Closed by the program; the connection is kept until all sent data has arrived.
     Closing,
-    Closed,
+    /// `release_due`: only the reactor's threads still use the stream, and the timer releases its
+    /// resources ([`Stream::release_soon`]); otherwise a call of rclose(3) does.
+    Closed {
+        release_due: bool,
+    },
 }
 
 type Guard<'a> = sync::Guard<'a, State>;
@@ -232,7 +235,7 @@ impl Stream {
     #[inline(never)]
     fn process_batch(&self, state: &mut State, batch: &mut Batch, completed: usize) -> bool {
         let Some(connection) = &mut state.connection else { return false };
-        if let Phase::Closed = state.phase {
+        if let Phase::Closed { .. } = state.phase {
             return false;
         }
         let mut outcome = connection.process(batch, completed);
@@ -319,7 +322,7 @@ impl State {
 
     /// Returns whether the program has closed the stream.
     fn is_closed(&self) -> bool {
-        matches!(self.phase, Phase::Closing | Phase::Closed)
+        matches!(self.phase, Phase::Closing | Phase::Closed { .. })
     }
 
     fn id(&self) -> Result<&CmId> {
@@ -527,6 +530,11 @@ mod tests {
     /// A failed attempt.
     pub fn failed(reported: bool) -> Phase {
         Phase::Failed { reported }
+    }
+
+    /// A closed stream.
+    pub fn closed() -> Phase {
+        Phase::Closed { release_due: false }
     }
 
     /// The end of a connection that both sides have shut down is no error, as with TCP.

@@ -49,8 +49,7 @@ impl Service for Stream {
                 drop(state);
                 return self.serve();
             }
-            // Without `release_due`, a call of rclose(3) in progress releases the stream.
-            Phase::Closed if state.release_due => {
+            Phase::Closed { release_due: true } => {
                 if state.connection.as_ref().is_some_and(|connection| connection.is_in_use())
                     || state.with_leader().is_some()
                 {
@@ -75,7 +74,7 @@ impl Stream {
         let Some(state) = self.state.try_lock() else { return false };
         // Nobody reads the events of a closed stream. Its channel may stay readable until the
         // closing call, which waits for other threads, releases the stream.
-        if let Phase::Closed = state.phase {
+        if let Phase::Closed { .. } = state.phase {
             return false;
         }
         if let Phase::Listening(listening) = &state.phase {
@@ -93,7 +92,7 @@ impl Stream {
     /// channel is lost, or another thread holds the lock.
     fn handle_events<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, limit: usize) -> Option<Guard<'a>> {
         for _ in 0..limit {
-            let id = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed))?;
+            let id = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed { .. }))?;
             match id.event() {
                 Ok(event) => state = self.handle_event(state, event)?,
                 Err(Errno::EAGAIN | Errno::EINTR) => return Some(state),

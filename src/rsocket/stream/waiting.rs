@@ -303,7 +303,7 @@ impl State {
                     | set(POLLRDHUP, read_ended)
                     | error
             }
-            Phase::Closing | Phase::Closed => POLLNVAL,
+            Phase::Closing | Phase::Closed { .. } => POLLNVAL,
         }
     }
 
@@ -436,7 +436,7 @@ impl Pollable for Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{connecting, failed, listening, state};
+    use super::super::tests::{closed, connecting, failed, listening, state};
     use super::*;
     use crate::errno::Errno;
     use std::sync::Weak;
@@ -461,7 +461,7 @@ mod tests {
             assert_eq!((events(Phase::Idle), events(failed(true))), (unconnected, unconnected));
             assert_eq!((events(Phase::Disconnected), events(failed(false))), (over, over));
             assert_eq!((events(connecting()), events(Phase::Accepting(Weak::new()))), (0, 0));
-            assert_eq!((events(Phase::Closing), events(Phase::Closed)), (POLLNVAL, POLLNVAL));
+            assert_eq!((events(Phase::Closing), events(closed())), (POLLNVAL, POLLNVAL));
             assert_eq!(events(listening()), bits(shut_read, IN) | error);
             let ended = bits(eof | shut_read, IN | POLLRDHUP);
             assert_eq!(events(Phase::Connected), ended | bits(shut_write, OUT) | error, "{flags:#x}");
@@ -474,7 +474,7 @@ mod tests {
             let mut ended = state(Phase::Disconnected);
             ended.error = Some(Errno::ECONNRESET);
             assert_eq!(ended.wanted(wanted), wanted & (IN | OUT | POLLRDHUP) | POLLHUP | POLLERR);
-            assert_eq!(state(Phase::Closed).wanted(wanted), POLLNVAL);
+            assert_eq!(state(closed()).wanted(wanted), POLLNVAL);
             assert_eq!(state(connecting()).wanted(wanted), 0);
         }
     }
