@@ -3,7 +3,9 @@
 // and served by a child. Only ordinary socket calls are used; the tested library is preloaded.
 //
 //	forking server ADDRESS PORT CLIENTS WAIT   serves CLIENTS clients
-//	forking client ADDRESS PORT COUNT WAIT     one client, which sends and checks COUNT messages
+//	forking client ADDRESS PORT COUNT WAIT [FROM]
+//	                                           one client, which sends and checks COUNT messages; from the address FROM,
+//	                                           where there is no RDMA, and when the server has said that it has RDMA
 //
 // WAIT: how both ends wait before they receive: block, poll, select, epoll (the last three are non-blocking). With exit
 // the server blocks, and its first child, whose client says nothing, leaves by exit(3) while it waits for the client.
@@ -18,6 +20,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -147,12 +150,18 @@ static int server(int fd, const struct sockaddr_in *address, int clients)
 	return failed != 0;
 }
 
-static int client(int fd, const struct sockaddr_in *address, int count)
+static int client(int fd, const struct sockaddr_in *address, int count, const char *from)
 {
 	static char sent[MESSAGE], echoed[MESSAGE];
+	struct sockaddr_in own = { .sin_family = AF_INET };
 
+	if (from && (inet_pton(AF_INET, from, &own.sin_addr) != 1 || bind(fd, (struct sockaddr *)&own, sizeof own) != 0))
+		fail("bind");
 	if (connect(fd, (const struct sockaddr *)address, sizeof *address) != 0)
 		fail("connect");
+	// Not the library's recv(2): the word of fork mode arrives on the kernel's socket.
+	if (from && syscall(SYS_recvfrom, fd, echoed, 1, MSG_PEEK, NULL, NULL) != 1)
+		fail("no word");
 	prepare(fd);
 	for (int i = 0; i < count; i++) {
 		for (size_t j = 0; j < sizeof sent; j++)
@@ -169,12 +178,12 @@ int main(int argc, char **argv)
 	struct sockaddr_in address = { .sin_family = AF_INET };
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 
-	if (argc != 6 || fd < 0)
+	if (argc < 6 || argc > 7 || fd < 0)
 		fail("usage");
 	inet_pton(AF_INET, argv[2], &address.sin_addr);
 	address.sin_port = htons((uint16_t)atoi(argv[3]));
 	way = argv[5];
 	if (strcmp(argv[1], "server") == 0)
 		return server(fd, &address, atoi(argv[4]));
-	return client(fd, &address, atoi(argv[4]));
+	return client(fd, &address, atoi(argv[4]), argv[6]);
 }

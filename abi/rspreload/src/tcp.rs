@@ -185,20 +185,21 @@ pub fn each_local(mut call: impl FnMut(SockAddr)) {
     }
 }
 
-/// Whether rsockets can listen at a port on which TCP listens, at the local address `own`.
+/// Whether rsockets can listen at a port on which TCP listens, at `address`; `None` if the address
+/// is not this host's.
 ///
 /// Rsockets cannot listen there without RDMA, nor with soft-iWARP, whose listeners are kernel TCP
 /// sockets and conflict with the program's. Both ends of a connection test this, each with a TCP
 /// listener of the library, so neither end waits for a peer that cannot use RDMA.
-pub fn shares_port(own: &SockAddr) -> bool {
-    let tcp = next_symbol::socket(own.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
+pub fn shares_port(address: &SockAddr) -> Option<bool> {
+    let tcp = next_symbol::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
     if tcp < 0 {
-        return false;
+        return Some(false);
     }
-    let listens = kernel::bind(tcp, &own.with_port(0)) == 0 && next_symbol::listen(tcp, 1) == 0;
-    let shared = listens && kernel::own(tcp).is_some_and(|name| can_listen(&name));
+    let is_own = kernel::bind(tcp, &address.with_port(0)) == 0 || errno::get() != EADDRNOTAVAIL;
+    let shared = is_own && next_symbol::listen(tcp, 1) == 0 && kernel::own(tcp).is_some_and(|name| can_listen(&name));
     next_symbol::close(tcp);
-    shared
+    is_own.then_some(shared)
 }
 
 fn can_listen(name: &SockAddr) -> bool {

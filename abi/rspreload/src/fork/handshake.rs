@@ -27,19 +27,16 @@ pub const WORD: [u8; 4] = [0; 4];
 /// Decides what a connected socket becomes.
 pub fn find_word(tcp: c_int, role: Role, intent: Intent) -> Outcome {
     if intent.sends() {
-        return find_word_to_send(tcp);
+        return find_word_to_send(tcp, role);
     }
     match hears_word(tcp) {
         Err(error) => Outcome::Later(error),
         Ok(false) => Outcome::Tcp,
-        // This end has committed the socket to TCP before the word came: it has sent data, or the
-        // descriptor was copied. The other end uses TCP once it has data, or has waited in vain.
-        Ok(true) if role == Role::Late => drop_word(tcp),
-        Ok(true) => connect(tcp),
+        Ok(true) => take_word(tcp, role),
     }
 }
 
-fn find_word_to_send(tcp: c_int) -> Outcome {
+fn find_word_to_send(tcp: c_int, role: Role) -> Outcome {
     // Not ready: a non-blocking connect(2) is in progress.
     if !is_ready(tcp, libc::POLLOUT) {
         return Outcome::Later(EAGAIN);
@@ -47,8 +44,8 @@ fn find_word_to_send(tcp: c_int) -> Outcome {
     // A peer that is no server in fork mode may send nothing until it has received data.
     let mut fds = [pollfd { fd: tcp, events: POLLIN | POLLRDHUP, revents: 0 }];
     if !tcp::poll(&mut fds, &Deadline::after(0)) {
-        if !kernel::own(tcp).is_some_and(|own| tcp::shares_port(&own)) {
-            return Outcome::Tcp;
+        if !has_rdma(tcp) {
+            return if peer_may_have_rdma(tcp) { Outcome::Late } else { Outcome::Tcp };
         }
         if !tcp::poll(&mut fds, &Deadline::after(HANDSHAKE_TIMEOUT)) {
             return Outcome::Late;
@@ -58,7 +55,28 @@ fn find_word_to_send(tcp: c_int) -> Outcome {
         // Leave the error to the program's call: recv(2) here would consume it.
         return Outcome::Tcp;
     }
-    if hears_word(tcp) == Ok(true) { connect(tcp) } else { Outcome::Tcp }
+    if hears_word(tcp) == Ok(true) { take_word(tcp, role) } else { Outcome::Tcp }
+}
+
+/// Whether rsockets can share ports with TCP at this end's address.
+fn has_rdma(tcp: c_int) -> bool {
+    kernel::own(tcp).is_some_and(|own| tcp::shares_port(&own) == Some(true))
+}
+
+/// The same of the other end, as far as this end knows: it may be on another host.
+fn peer_may_have_rdma(tcp: c_int) -> bool {
+    kernel::peer(tcp).is_some_and(|peer| tcp::shares_port(&peer) != Some(false))
+}
+
+/// Decides what a socket becomes where four zero bytes have come: data, or the word.
+fn take_word(tcp: c_int, role: Role) -> Outcome {
+    match has_rdma(tcp) {
+        false if !peer_may_have_rdma(tcp) => Outcome::Tcp,
+        true if role != Role::Late => connect(tcp),
+        // This end has committed the socket to TCP: it cannot use RDMA, has sent data, or the
+        // descriptor was copied. The other end uses TCP once it has data, or has waited in vain.
+        _ => drop_word(tcp),
+    }
 }
 
 /// Whether the word has arrived, in place of data or the end of the connection. Fails with the
@@ -71,10 +89,6 @@ fn hears_word(tcp: c_int) -> Result<bool, c_int> {
 
 fn connect(tcp: c_int) -> Outcome {
     let (Some(peer), Some(own)) = (kernel::peer(tcp), kernel::own(tcp)) else { return Outcome::Tcp };
-    if !tcp::shares_port(&own) {
-        // The bytes are taken for data: rsockets cannot share ports with TCP at this end's address.
-        return Outcome::Tcp;
-    }
     let rsocket = tcp::make_rsocket(&peer, |rsocket| {
         // Bind to the TCP connection's address and port, by which the other end recognizes the
         // rsocket. If the port is taken, bind to another port of the address, so that the host
@@ -114,7 +128,7 @@ pub fn accept(tcp: c_int) -> Outcome {
     let (Some(own), Some(peer)) = (kernel::own(tcp), kernel::peer(tcp)) else { return Outcome::Tcp };
     // A peer that has sent something has not waited for the word: it is not in fork mode, or no
     // longer waits.
-    if !tcp::is_silent(tcp) || !tcp::shares_port(&own) {
+    if !tcp::is_silent(tcp) || !has_rdma(tcp) {
         return Outcome::Tcp;
     }
     let Some(listener) = listen(tcp, &own) else { return Outcome::Tcp };
