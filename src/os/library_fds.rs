@@ -23,10 +23,38 @@ const MAX_FDS: usize = 1 << 20;
 /// lock is needed, because the kernel reuses a descriptor only after it was closed.
 static MARKS: [AtomicU64; MAX_FDS / 64] = [const { AtomicU64::new(0) }; MAX_FDS / 64];
 
+/// One bit for each descriptor of an rsocket that is being closed ([`begin_close`]).
+static CLOSING: [AtomicU64; MAX_FDS / 64] = [const { AtomicU64::new(0) }; MAX_FDS / 64];
+
 /// Returns the word and the bit of a descriptor; `None` if the descriptor is out of range.
-fn mark_of(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+fn bit_of(marks: &'static [AtomicU64], fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
-    Some((MARKS.get(fd / 64)?, 1 << (fd % 64)))
+    Some((marks.get(fd / 64)?, 1 << (fd % 64)))
+}
+
+fn mark_of(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    bit_of(&MARKS, fd)
+}
+
+/// Notes that an rsocket is being closed, before it leaves the table of rsockets and until its
+/// descriptor is closed, which may take a while: meanwhile the descriptor is not one of the program's
+/// own, for which rpoll(3) would wait in the kernel.
+pub fn begin_close(fd: RawFd) {
+    if let Some((word, bit)) = bit_of(&CLOSING, fd) {
+        word.fetch_or(bit, Ordering::Release);
+    }
+}
+
+/// Undoes [`begin_close`].
+pub fn end_close(fd: RawFd) {
+    if let Some((word, bit)) = bit_of(&CLOSING, fd) {
+        word.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+/// Returns whether an rsocket with this descriptor is being closed.
+pub fn is_closing(fd: RawFd) -> bool {
+    bit_of(&CLOSING, fd).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
 }
 
 /// Returns the marks for librspreload, which checks them whenever the program closes a descriptor.
@@ -97,11 +125,12 @@ pub fn mark(fd: RawFd) {
     }
 }
 
-/// Removes the mark of a descriptor that is about to be closed.
+/// Removes the marks of a descriptor that is about to be closed.
 pub fn unmark(fd: RawFd) {
     if let Some((word, bit)) = mark_of(fd) {
         word.fetch_and(!bit, Ordering::Relaxed);
     }
+    end_close(fd);
 }
 
 /// Returns whether the library has opened the descriptor and not closed it. Removes the mark of a

@@ -12,7 +12,7 @@ use libc::{epoll_event, iovec, pollfd, sockaddr_storage, timeval};
 use super::dgram::Dgram;
 pub use super::dgram::ReceivedMessage;
 use super::epoll::Epoll;
-use super::pollable::{Lookup, Pollable};
+use super::pollable::{self, Lookup, Pollable};
 use super::select::{self, Sets};
 use super::stream::{self, Received, Stream, Value};
 use super::table::Table;
@@ -62,18 +62,23 @@ struct Sockets;
 impl Lookup for Sockets {
     #[inline]
     fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>> {
-        match &*TABLE.get(fd)? {
-            Object::Socket(Socket::Stream(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
-            Object::Socket(Socket::Datagram(socket)) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
+        match TABLE.get(fd).as_deref() {
+            Some(Object::Socket(Socket::Stream(socket))) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
+            Some(Object::Socket(Socket::Datagram(socket))) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
             // The kernel polls an epoll instance like any other descriptor.
-            Object::Epoll(_) => None,
+            Some(Object::Epoll(_)) => None,
+            None if library_fds::is_closing(fd) => pollable::closed().ok(),
+            None => None,
         }
     }
 
     #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
     #[inline(always)]
     fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
-        match &*TABLE.pin(fd)? {
+        let Some(pinned) = TABLE.pin(fd) else {
+            return library_fds::is_closing(fd).then_some(libc::POLLNVAL);
+        };
+        match &*pinned {
             // A closed rsocket returns POLLNVAL.
             Object::Socket(Socket::Stream(socket)) => Some(socket.ready(wanted)),
             Object::Socket(Socket::Datagram(socket)) => Some(socket.ready(wanted)),
@@ -183,8 +188,19 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
 
 /// rclose(3).
 pub fn close(fd: c_int) -> Result<()> {
-    // Remove the object from the table first: the descriptor may be reused as soon as it is closed.
-    cancel::never(|| TABLE.remove(fd).ok_or(Errno::EBADF)?.close())
+    cancel::never(|| {
+        drop(TABLE.pin(fd).ok_or(Errno::EBADF)?);
+        library_fds::begin_close(fd);
+        // Remove the object from the table first: the descriptor may be reused as soon as it is closed.
+        match TABLE.remove(fd) {
+            Some(object) => object.close(),
+            // Another thread was faster.
+            None => {
+                library_fds::end_close(fd);
+                Err(Errno::EBADF)
+            }
+        }
+    })
 }
 
 /// Clears the pins of the parent's threads in the child of a fork().

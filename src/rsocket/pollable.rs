@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 
 use crate::errno::{Errno, Result};
-use crate::os::alloc::SmallList;
+use crate::os::alloc::{SmallList, try_arc};
 use crate::os::event::Deadline;
 use crate::os::sync::Mutex;
 use crate::os::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -89,6 +89,36 @@ pub trait Pollable: Send + Sync {
 
     /// Returns the watchers of the rsocket.
     fn watchers(&self) -> &Watchers;
+}
+
+/// An rsocket that is being closed, and has left the table of rsockets.
+struct Closed(Watchers);
+
+impl Pollable for Closed {
+    fn ready(&self, _: c_short) -> c_short {
+        POLLNVAL
+    }
+
+    fn arm(&self, _: c_short) -> c_short {
+        POLLNVAL
+    }
+
+    fn take_event(&self) {}
+
+    fn descriptors(&self) -> Result<Descriptors> {
+        Ok(Descriptors::new())
+    }
+
+    fn watchers(&self) -> &Watchers {
+        &self.0
+    }
+}
+
+/// Returns an rsocket that is closed.
+pub fn closed() -> Result<Arc<dyn Pollable>> {
+    let closed = try_arc(Closed(Watchers::default()))?;
+    closed.watchers().notify(Notice::Closed);
+    Ok(closed)
 }
 
 /// The descriptors of one rsocket.

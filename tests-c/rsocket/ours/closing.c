@@ -199,6 +199,48 @@ static void close_under_poll(void)
 	rs_pair_close(&pair);
 }
 
+/* While rclose() waits for the peer, the number is no rsocket any more, but it is still open in the kernel. */
+static volatile pid_t closing;
+
+static void *close_slowly(void *fd)
+{
+	closing = gettid();
+	return (void *)(long)rclose(*(int *)fd);
+}
+
+static void polls_that_begin_during_close(void)
+{
+	const struct linger linger = { .l_onoff = 1, .l_linger = 2 };
+	struct pollfd entries[2] = { { .events = POLLIN }, { .events = POLLIN } };
+	struct peer peer = { 0 };
+	struct epoll_event event = { .events = EPOLLIN };
+	struct repoll repoll;
+	pthread_t thread;
+	void *result;
+	fd_set set;
+	int fd, other, epoll;
+
+	peer_connects(&peer, false);
+	EXPECT((other = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0 && find_repoll(&repoll) && (epoll = repoll.create(0)) >= 0);
+	fd = peer.victim;
+	EXPECT(!rsetsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)) && rsend(fd, "nobody", 6, 0) == 6);
+	EXPECT(!pthread_create(&thread, NULL, close_slowly, &fd) && await_sleep(&closing));
+	EXPECT_ERROR((int)rrecv(fd, got, 1, 0), EBADF);
+	entries[0].fd = fd;
+	entries[1].fd = other;
+	EXPECT(rpoll(entries, 1, -1) == 1 && entries[0].revents == POLLNVAL);
+	EXPECT(rpoll(entries, 2, -1) >= 1 && entries[0].revents == POLLNVAL);
+	FD_ZERO(&set);
+	FD_SET(fd, &set);
+	EXPECT_ERROR(rselect(fd + 1, &set, NULL, NULL, NULL), EBADF);
+	EXPECT_ERROR(repoll.control(epoll, EPOLL_CTL_ADD, fd, &event), EBADF);
+	EXPECT_ERROR(rclose(fd), EBADF);
+	EXPECT(!pthread_join(thread, &result) && !result);
+	EXPECT(!rclose(other) && !rclose(epoll));
+	peer.victim = 0;
+	peer_close(&peer);
+}
+
 /* ---- the end of the process -------------------------------------------------------------------------- */
 
 /* A process connects `count` times, sends, closes without waiting, and ends in order. */
@@ -274,6 +316,8 @@ int main(int argc, char **argv)
 	CASE(nothing_is_left);
 	CASE(unaccepted_ends);
 	CASE(close_under_poll);
+	/* On siw the kernel's TCP takes the data of a peer without receives, and rclose() returns at once. */
+	CASE_IF(!on_siw(), polls_that_begin_during_close);
 	CASE(data_arrives_after_exit);
 	CASE(data_arrives_after_shutdown_and_exit);
 	CASE(silent_peers_at_exit);
