@@ -9,7 +9,7 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use base::raised_limit::RaisedLimit;
 
@@ -59,8 +59,11 @@ pub fn is_closing(fd: RawFd) -> bool {
 
 /// Returns the marks for librspreload, which checks them whenever the program closes a descriptor.
 pub fn marks() -> base::private::Marks {
-    base::private::Marks { words: MARKS.as_ptr(), count: MARKS.len() }
+    base::private::Marks { words: MARKS.as_ptr(), count: MARKS.len(), used: &raw const USED }
 }
+
+/// Number of marks.
+static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Lowest descriptor for the library, as long as descriptors above it are free. 0: no limit.
 static FLOOR: AtomicI32 = AtomicI32::new(0);
@@ -120,15 +123,19 @@ pub unsafe fn relocate_fd_in(fd: *mut RawFd) {
 
 /// Marks a descriptor that the library has opened.
 pub fn mark(fd: RawFd) {
-    if let Some((word, bit)) = mark_of(fd) {
-        word.fetch_or(bit, Ordering::Relaxed);
+    if let Some((word, bit)) = mark_of(fd)
+        && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    {
+        USED.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Removes the marks of a descriptor that is about to be closed.
 pub fn unmark(fd: RawFd) {
-    if let Some((word, bit)) = mark_of(fd) {
-        word.fetch_and(!bit, Ordering::Relaxed);
+    if let Some((word, bit)) = mark_of(fd)
+        && word.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+    {
+        USED.fetch_sub(1, Ordering::Relaxed);
     }
     end_close(fd);
 }

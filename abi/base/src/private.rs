@@ -2,7 +2,7 @@
 //! `rgetsockopt` and `rsetsockopt`. rdma-core's librdmacm rejects this level; librspreload works
 //! without the options.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Returns the lowest descriptor that the library uses for itself under these limits
 /// (RLIMIT_NOFILE). This is the soft limit, above the program's descriptors, if the soft limit is
@@ -42,6 +42,8 @@ pub struct Marks {
     pub words: *const AtomicU64,
     /// Number of words.
     pub count: usize,
+    /// Number of marks.
+    pub used: *const AtomicUsize,
 }
 
 impl Marks {

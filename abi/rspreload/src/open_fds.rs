@@ -4,8 +4,8 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::mem;
 use core::ops::Range;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 use base::raised_limit::{RaisedLimit, limits};
 
@@ -34,20 +34,29 @@ pub fn make(make: impl Fn() -> c_int) -> c_int {
 }
 
 /// Returns whether the library may take descriptors for another connection. `used` is the number of
-/// its connections, `forwarded` the number of forwarded connections. With `few`, which is set after
-/// a lack of room, a third of the library's share must be free. The share is a quarter of the soft
-/// limit if the library's descriptors begin below the soft limit.
-pub fn has_room(used: usize, forwarded: usize, few: bool) -> bool {
+/// those that it has accepted, `attempts` of those that it begins, this one included, `forwarded`
+/// the number of forwarded connections. With `few`, which is set after a lack of room, a third of the library's share must be free. The share is a quarter of
+/// the soft limit if the library's descriptors begin below the soft limit: then they are the
+/// program's loss, and all of them count.
+pub fn has_room(used: usize, attempts: usize, forwarded: usize, few: bool) -> bool {
     /// Descriptors of an accepted connection: the rsocket, its completion channel, the stand-in,
     /// and a temporary one.
     const DESCRIPTORS: usize = 4;
+    /// Those without connections: of a device, the reactor, the thread of automatic mode.
+    const BASE: usize = 12;
     let limit = limits();
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
-    let share = if lowest < limit.rlim_cur { limit.rlim_cur / 4 } else { limit.rlim_max - lowest };
+    let (share, taken) = if lowest < limit.rlim_cur {
+        let open = crate::rsocket::own_descriptors() + MARKED.load(Relaxed);
+        let taken = open.max(BASE).max(used * DESCRIPTORS) + attempts.max(1) * DESCRIPTORS;
+        (limit.rlim_cur / 4, taken)
+    } else {
+        (limit.rlim_max - lowest, used * DESCRIPTORS)
+    };
     let share = if few { share / 3 * 2 } else { share };
     // A forwarded connection has two entries in a poll(2) list, which may be as long as the soft
     // limit.
-    (used * DESCRIPTORS) as libc::rlim_t <= share && forwarded as libc::rlim_t <= limit.rlim_cur / 4
+    taken as libc::rlim_t <= share && forwarded as libc::rlim_t <= limit.rlim_cur / 4
 }
 
 /// Returns whether the process has an instance of io_uring. Descriptors for which `is_known`
@@ -153,12 +162,16 @@ fn each_fd(mut entries: &[u8], mut call: impl FnMut(c_int)) {
 /// For each descriptor, 1 if it belongs to the library. Relaxed is enough: a thread of the program
 /// can only learn the descriptor in a way that also makes the mark visible.
 static MARKS: Growing<AtomicU64> = Growing::new();
+/// Number of marks.
+static MARKED: AtomicUsize = AtomicUsize::new(0);
 
 /// Marks `fd` as the library's, if it is not -1. If there is no memory for the mark, the program
 /// can close the descriptor. Returns `fd`.
 fn mark(fd: c_int) -> c_int {
-    if let Ok(mark) = MARKS.get_or_grow(fd) {
-        mark.store(1, Relaxed);
+    if let Ok(mark) = MARKS.get_or_grow(fd)
+        && mark.swap(1, Relaxed) == 0
+    {
+        MARKED.fetch_add(1, Relaxed);
     }
     fd
 }
@@ -190,8 +203,10 @@ pub fn create(call: impl Fn() -> c_int) -> c_int {
 /// Closes a descriptor of the library; does nothing for -1.
 pub fn close(fd: c_int) {
     if fd >= 0 {
-        if let Some(mark) = MARKS.get(fd) {
-            mark.store(0, Relaxed);
+        if let Some(mark) = MARKS.get(fd)
+            && mark.swap(0, Relaxed) != 0
+        {
+            MARKED.fetch_sub(1, Relaxed);
         }
         errno::keeping(|| next_symbol::close(fd));
     }
@@ -212,6 +227,7 @@ pub fn has(fd: c_int) -> bool {
 /// child, so it may close its copies of the library's descriptors.
 pub fn in_child() {
     RAISED.in_child();
+    MARKED.store(0, Relaxed);
     MARKS.all().filter(|(_, mark)| mark.load(Relaxed) != 0).for_each(|(_, mark)| mark.store(0, Relaxed));
 }
 
@@ -228,7 +244,11 @@ mod tests_of_open_fds {
     #[test]
     fn relayed_connections_leave_room_in_the_limit() {
         let quarter = limits().rlim_cur as usize / 4;
-        assert!(has_room(0, quarter, false) && !has_room(0, quarter + 1, false) && !has_room(usize::MAX / 4, 0, false));
+        assert!(
+            has_room(0, 0, quarter, false)
+                && !has_room(0, 0, quarter + 1, false)
+                && !has_room(usize::MAX / 8, 0, 0, false)
+        );
     }
 }
 

@@ -54,6 +54,7 @@ pub fn hand_over(side: c_int, member: c_int, fd: c_int, epfd: c_int) {
 /// NULL until an rsocket exists, and with rdma-core's librdmacm. The number is stored first.
 static MARK_WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 static MARK_COUNT: AtomicUsize = AtomicUsize::new(0);
+static MARKS_USED: AtomicPtr<AtomicUsize> = AtomicPtr::new(ptr::null_mut());
 
 fn find_marks() {
     if !MARK_WORDS.load(Ordering::Relaxed).is_null() {
@@ -61,6 +62,7 @@ fn find_marks() {
     }
     if let Ok(marks) = library_option::<Marks>(-1, base::private::MARKS) {
         MARK_COUNT.store(marks.count, Ordering::Relaxed);
+        MARKS_USED.store(marks.used.cast_mut(), Ordering::Relaxed);
         MARK_WORDS.store(marks.words.cast_mut(), Ordering::Release);
     }
 }
@@ -80,9 +82,15 @@ pub fn library_option<T: AnyBytes>(fd: c_int, option: c_int) -> Result<T, c_int>
 #[inline]
 pub fn has_mark(fd: c_int) -> Option<bool> {
     let words = MARK_WORDS.load(Ordering::Acquire);
-    let marks = Marks { words, count: MARK_COUNT.load(Ordering::Relaxed) };
+    let marks = Marks { words, count: MARK_COUNT.load(Ordering::Relaxed), used: ptr::null() };
     // SAFETY: `words` points to `count` words of librdmacm, which are never freed.
     (!words.is_null()).then(|| unsafe { marks.has(fd) })
+}
+
+/// Returns the number of librdmacm's descriptors, as far as it is known.
+pub fn own_descriptors() -> usize {
+    // SAFETY: the pointer is NULL, or points to a static of librdmacm, which is never unloaded.
+    unsafe { MARKS_USED.load(Ordering::Relaxed).as_ref() }.map_or(0, |used| used.load(Ordering::Relaxed))
 }
 
 /// Whether `fd` is a descriptor of librdmacm, not of the program.

@@ -228,16 +228,16 @@ impl Value {
 
     /// Creates the value of [`base::private::MARKS`].
     pub fn marks(marks: base::private::Marks) -> Value {
-        Value::pair([marks.words.expose_provenance() as u64, marks.count as u64])
+        Value::numbers([marks.words.expose_provenance(), marks.count, marks.used.expose_provenance()].map(|n| n as u64))
     }
 
     /// Creates a struct timeval.
     fn time(time: Option<Duration>) -> Value {
         let time = time.unwrap_or_default();
-        Value::pair([time.as_secs(), time.subsec_micros().into()])
+        Value::numbers([time.as_secs(), time.subsec_micros().into()])
     }
 
-    fn pair(numbers: [u64; 2]) -> Value {
+    fn numbers<const COUNT: usize>(numbers: [u64; COUNT]) -> Value {
         Value::bytes(numbers.map(u64::to_ne_bytes).as_flattened())
     }
 

@@ -99,19 +99,25 @@ fn by_rdma(
     }
     log::problems();
     ruled_out?;
+    // Before the next check, which makes rsockets.
+    let blocking = Blocking::begin();
+    Reason::Descriptors.unless(connections::has_room(false))?;
     route::allows_rdma(fd, to)?;
     // Make these checks before the attempt, because an attempt that has succeeded cannot be given
     // up.
     Reason::NotOwn.unless(members::are_known(fd))?;
     Reason::Instances.unless(!members::are_too_many(fd))?;
-    Reason::Descriptors.unless(connections::has_room(false))?;
     Reason::Ring.unless(!route::has_ring())?;
     let is_blocking = tcp::is_blocking(fd);
     let timeout = if is_blocking { tcp::send_timeout(fd) } else { 0 };
     *limit = (timeout > 0).then(|| Deadline::after(timeout));
     let rsocket = begin(fd, to)?;
     let ended = if is_blocking {
-        cancel.allow(|| rsocket::close(rsocket), || wait(rsocket, to, limit.as_ref()))
+        let undo = || {
+            rsocket::close(rsocket);
+            BLOCKING.fetch_sub(1, SeqCst);
+        };
+        cancel.allow(undo, || wait(rsocket, to, limit.as_ref()))
     } else {
         match submit(fd, rsocket, to) {
             Ok(()) => return Ok(Some(EINPROGRESS)),
@@ -134,7 +140,33 @@ fn by_rdma(
         return Err(Some(Reason::Busy));
     }
     log::connection(fd, to, Reason::Connected);
+    drop(blocking);
     Ok(None)
+}
+
+/// Number of calls of connect(2) that are attempting RDMA. Negative in a child of fork(2) whose
+/// thread has forked in such a call.
+static BLOCKING: AtomicI32 = AtomicI32::new(0);
+
+/// One of them.
+struct Blocking;
+
+impl Blocking {
+    fn begin() -> Blocking {
+        BLOCKING.fetch_add(1, SeqCst);
+        Blocking
+    }
+}
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        BLOCKING.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Returns the number of attempts under way.
+pub fn attempts() -> usize {
+    usize::try_from(BLOCKING.load(SeqCst)).unwrap_or(0) + ready().count()
 }
 
 /// Whether the socket's family and IPV6_V6ONLY allow the destination; connect(2) fails otherwise.
@@ -488,6 +520,7 @@ pub fn stay_tcp(entry: Entry) {
 
 /// In a child of fork(2): removes the attempts, which are the parent's.
 pub fn in_child() {
+    BLOCKING.store(0, SeqCst);
     for slot in &SLOTS {
         if slot.state.load(SeqCst) != FREE {
             if let Some(entry) = slot.entry() {

@@ -74,6 +74,7 @@ fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
     Reason::Reuse.unless(!tcp::is_on(fd, SOL_SOCKET, SO_REUSEPORT))?;
     Reason::Option.unless(!route::has_kernel_option(fd))?;
     Reason::Ring.unless(!route::has_ring())?;
+    Reason::Descriptors.unless(connections::has_room(false))?;
     Reason::NoDiag.unless(shared::tells(own))?;
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
     let index = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;
