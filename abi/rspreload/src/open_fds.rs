@@ -35,10 +35,11 @@ pub fn make(make: impl Fn() -> c_int) -> c_int {
 
 /// Returns whether the library may take descriptors for another connection. `used` is the number of
 /// those that it has accepted, `attempts` of those that it begins, this one included, `forwarded`
-/// the number of forwarded connections. With `few`, which is set after a lack of room, a third of the library's share must be free. The share is a quarter of
-/// the soft limit if the library's descriptors begin below the soft limit: then they are the
-/// program's loss, and all of them count.
-pub fn has_room(used: usize, attempts: usize, forwarded: usize, few: bool) -> bool {
+/// the number of forwarded connections, `librdmacms` the number of librdmacm's descriptors. With
+/// `few`, which is set after a lack of room, a third of the library's share must be free. The share
+/// is a quarter of the soft limit if the library's descriptors begin below the soft limit: then they
+/// are the program's loss, and all of them count.
+pub fn has_room([used, attempts, forwarded]: [usize; 3], librdmacms: usize, few: bool) -> bool {
     /// Descriptors of an accepted connection: the rsocket, its completion channel, the stand-in,
     /// and a temporary one.
     const DESCRIPTORS: usize = 4;
@@ -47,7 +48,7 @@ pub fn has_room(used: usize, attempts: usize, forwarded: usize, few: bool) -> bo
     let limit = limits();
     let lowest = base::private::lowest_library_fd(limit.rlim_cur, limit.rlim_max) as libc::rlim_t;
     let (share, taken) = if lowest < limit.rlim_cur {
-        let open = crate::rsocket::own_descriptors() + MARKED.load(Relaxed);
+        let open = librdmacms + MARKED.load(Relaxed);
         let taken = open.max(BASE).max(used * DESCRIPTORS) + attempts.max(1) * DESCRIPTORS;
         (limit.rlim_cur / 4, taken)
     } else {
@@ -245,9 +246,9 @@ mod tests_of_open_fds {
     fn relayed_connections_leave_room_in_the_limit() {
         let quarter = limits().rlim_cur as usize / 4;
         assert!(
-            has_room(0, 0, quarter, false)
-                && !has_room(0, 0, quarter + 1, false)
-                && !has_room(usize::MAX / 8, 0, 0, false)
+            has_room([0, 0, quarter], 0, false)
+                && !has_room([0, 0, quarter + 1], 0, false)
+                && !has_room([usize::MAX / 8, 0, 0], 0, false)
         );
     }
 }

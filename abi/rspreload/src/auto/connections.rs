@@ -109,8 +109,12 @@ static FULL: AtomicBool = AtomicBool::new(false);
 /// reopen than other listeners need to stay open.
 pub fn has_room(was_full: bool) -> bool {
     let count = USED.count();
-    let has_room =
-        is_room(count, was_full) && open_fds::has_room(count, super::connect::attempts(), FORWARDED.count(), was_full);
+    let has_room = is_room(count, was_full)
+        && open_fds::has_room(
+            [count, super::connect::attempts(), FORWARDED.count()],
+            rsocket::own_descriptors(),
+            was_full,
+        );
     if !has_room {
         FULL.store(true, SeqCst);
     }
