@@ -72,6 +72,7 @@ case_epoll_and_kept_connection() { compare epoll_and_kept_connection full && [ "
 case_few_descriptors() { compare few_descriptors && [[ $facts == [67]?" connections by RDMA, "[01]" by TCP" ]]; }
 case_served_when_full() { compare served_when_full && [[ $facts != 0* && $facts != *" 0 by TCP" ]]; }
 case_descriptors_at_the_limit() { compare descriptors_at_the_limit && [[ $facts != 0* ]]; }
+case_descriptors_of_a_small_process() { compare descriptors_of_a_small_process; }
 
 case_many_listeners() { compare many_listeners && [ "$facts" = "64 connections by RDMA, 2 by TCP" ]; }
 case_many_attempts() {

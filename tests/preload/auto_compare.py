@@ -409,7 +409,7 @@ def many_attempts(_address, _address6, silent, _port):
     print({errno.errorcode[client.connect_ex((silent, 7))] for client in clients})
 
 
-def few_descriptors(address, _address6, _silent, port, limits=(150, 4000)):
+def few_descriptors(address, _address6, _silent, port, limits=(150, 4000), least=90):
     """Connections until there is no descriptor for another one: none of them is lost."""
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     listening, pairs, refused = listener(address, port), [], ""
@@ -421,11 +421,15 @@ def few_descriptors(address, _address6, _silent, port, limits=(150, 4000)):
             refused = errno.errorcode[error.errno]
     print(refused, resource.getrlimit(resource.RLIMIT_NOFILE), {works(*both) for both in pairs})
     # Where the library takes numbers of the program's it takes a quarter.
-    print(len(pairs) if limits[0] < limits[1] else len(pairs) > 90)
+    print(len(pairs) if limits[0] < limits[1] else len(pairs) > least)
 
 
 def descriptors_at_the_limit(address, address6, silent, port):
     few_descriptors(address, address6, silent, port, (300, 300))
+
+
+def descriptors_of_a_small_process(address, address6, silent, port):
+    few_descriptors(address, address6, silent, port, (64, 64), 18)
 
 
 def served_when_full(address, _address6, _silent, port):
