@@ -378,6 +378,13 @@ pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
     }
 }
 
+/// Returns the address that rrecvfrom(3) reports for data of a stream: the peer's as in rdma-core,
+/// none for programs that expect TCP.
+pub fn sender(fd: c_int) -> Option<sockaddr_storage> {
+    let stream = stream(fd).ok().filter(|stream| !stream.raises_sigpipe())?;
+    stream.peer_name().ok()
+}
+
 /// Returns whether librspreload may use this option in the middle of another call and around a
 /// fork(): true for the private options that take no rsocket's lock.
 pub fn is_asked_at_any_time(level: c_int, name: c_int) -> bool {

@@ -164,7 +164,9 @@ pub unsafe extern "C" fn rrecvfrom(
         // `src_addr` is NULL or writable for `*addrlen` bytes (crate documentation).
         unsafe {
             let received = received(socket, &[buffer(buf, len)?], flags)?;
-            name_out(received.from.as_ref(), src_addr, addrlen)?;
+            let is_asked = !src_addr.is_null() && received.len > 0;
+            let from = received.from.or_else(|| is_asked.then(|| calls::sender(socket)).flatten());
+            name_out(from.as_ref(), src_addr, addrlen)?;
             Ok(received.len as ssize_t)
         }
     })

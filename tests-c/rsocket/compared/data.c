@@ -93,6 +93,26 @@ static void wait_all(void)
 	obs("last %.10s", buf + 90);
 }
 
+/* The address of a stream's sender is the peer's. */
+static void senders(void)
+{
+	char buf[4];
+
+	CALL((int)rsend(pair.client, "0123", 4, 0));
+	await_bytes(pair.server, 4);
+	for (socklen_t room = 0; room <= sizeof(union address); room += 16) {
+		union address from = { 0 }, peer = { 0 };
+		socklen_t len = room, peer_len = room;
+
+		CALL((int)rrecvfrom(pair.server, buf, 1, 0, &from.sa, &len));
+		CALL(rgetpeername(pair.server, &peer.sa, &peer_len));
+		obs("room %u: length %u and %u, %s", room, len, peer_len, memcmp(&from, &peer, sizeof(from)) ? "another" : "the peer");
+		if (room == 32)
+			break;
+	}
+	CALL((int)rrecv(pair.server, buf, 4, MSG_DONTWAIT));
+}
+
 static void vectors(void)
 {
 	char a[4] = "", b[8] = "", buf[32] = "";
@@ -119,6 +139,7 @@ static void vectors(void)
 	obs("read %s %s", a, b);
 	CALL((int)rsendto(pair.client, "x", 1, 0, NULL, 0));
 	CALL((int)rrecvfrom(pair.server, buf, 1, 0, NULL, NULL));
+	senders();
 }
 
 /* Number of bytes to send in calls of `step` bytes: small calls take long. */
