@@ -100,7 +100,7 @@ fn by_rdma(
     log::problems();
     ruled_out?;
     // Before the next check, which makes rsockets.
-    let blocking = Blocking::begin();
+    let _blocking = Blocking::begin();
     Reason::Descriptors.unless(connections::has_room(false))?;
     route::allows_rdma(fd, to)?;
     // Make these checks before the attempt, because an attempt that has succeeded cannot be given
@@ -140,7 +140,6 @@ fn by_rdma(
         return Err(Some(Reason::Busy));
     }
     log::connection(fd, to, Reason::Connected);
-    drop(blocking);
     Ok(None)
 }
 

@@ -128,7 +128,7 @@ pub fn accept(tcp: c_int) -> Outcome {
     let (Some(own), Some(peer)) = (kernel::own(tcp), kernel::peer(tcp)) else { return Outcome::Tcp };
     // A peer that has sent something has not waited for the word: it is not in fork mode, or no
     // longer waits.
-    if !tcp::is_silent(tcp) || !has_rdma(tcp) {
+    if !tcp::is_silent(tcp) || tcp::shares_port(&own) != Some(true) {
         return Outcome::Tcp;
     }
     let Some(listener) = listen(tcp, &own) else { return Outcome::Tcp };
