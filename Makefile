@@ -129,9 +129,9 @@ help: ## list the targets
 preconditions:
 	@scripts/preconditions
 
-# For size: what is not marked #[inline] becomes part of its callers only if it is short. The paths of messages are
-# marked.
-release_flags := -C llvm-args=-inline-threshold=40
+# For size: what is not marked #[inline] becomes part of its callers only if it is short, also within loops, and few loops
+# are unrolled. The paths of messages are marked.
+release_flags := $(addprefix -C llvm-args=-,inline-threshold=40 locally-hot-callsite-threshold=60 unroll-threshold=30)
 
 # One call builds all: crates are compiled side by side, and cargo knows whether there is something
 # to do. make looks at the files afterwards.

@@ -55,14 +55,35 @@ const fn in_call_with(state: c_int) -> usize {
 
 /// Runs a call of the program, or the rest of a call. The thread can be cancelled only while it
 /// sleeps.
+#[inline]
 pub fn in_call<T>(call: impl FnOnce() -> T) -> T {
+    let before = begin_call();
+    let result = call();
+    end_call(before);
+    result
+}
+
+/// Returned by [`begin_call`] within a call: no cancelability state.
+const IN_CALL: c_int = -1;
+
+/// Disables cancellation, and returns the program's setting. Does nothing within a call.
+#[inline(never)]
+fn begin_call() -> c_int {
     if read(Word::Cancel) != OUTSIDE {
-        return call();
+        return IN_CALL;
     }
     let before = disable();
-    let result = with_word(in_call_with(before), call);
-    restore_state(before);
-    result
+    Words::here().write(Word::Cancel, in_call_with(before));
+    before
+}
+
+/// Puts the setting that [`begin_call`] has returned in force again.
+#[inline(never)]
+fn end_call(before: c_int) {
+    if before != IN_CALL {
+        Words::here().write(Word::Cancel, OUTSIDE);
+        restore_state(before);
+    }
 }
 
 /// Like [`in_call`], for a call that may wait: the thread ends here if it was cancelled before.
@@ -82,7 +103,7 @@ pub fn test() {
 
 /// Like [`in_call`], for calls that must not be cancelled even while they sleep.
 pub fn never<T>(call: impl FnOnce() -> T) -> T {
-    disabled(|| with_word(in_call_with(DISABLE), call))
+    in_call(|| with_word(in_call_with(DISABLE), call))
 }
 
 #[inline]
@@ -103,13 +124,15 @@ pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
     if word == OUTSIDE {
         return mark::asleep(call);
     }
+    let is_disabled = word != in_call_with(DISABLE);
     let with_setting = || {
-        if word == in_call_with(DISABLE) {
-            return call();
+        if is_disabled {
+            restore_state(word as c_int - 1);
         }
-        restore_state(word as c_int - 1);
         let result = call();
-        disable();
+        if is_disabled {
+            disable();
+        }
         result
     };
     // While it sleeps, the thread is outside of the call: signal handlers may make calls, and may

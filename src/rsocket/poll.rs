@@ -35,26 +35,26 @@ static SPINNING: Spinning = Spinning::new();
 /// Like poll(2). `timeout` is in milliseconds, infinite if it is negative. An rsocket that is
 /// closed during the call gets POLLNVAL.
 pub fn poll<L: Lookup>(lookup: &L, fds: &mut [pollfd], timeout: c_int) -> Result<c_int> {
-    poll_until(lookup, fds, timeout == 0, || Deadline::after_ms(timeout))
-}
-
-/// Like [`poll`], with a deadline. `at_once`: the deadline has passed.
-pub fn poll_until<L: Lookup>(
-    lookup: &L,
-    fds: &mut [pollfd],
-    at_once: bool,
-    deadline: impl FnOnce() -> Deadline,
-) -> Result<c_int> {
-    if !at_once && let [fd] = fds {
-        return poll_one(lookup, fd, deadline);
+    if timeout != 0
+        && let [fd] = fds
+    {
+        return poll_one(lookup, fd, || Deadline::after_ms(timeout));
     }
     match ready_now(lookup, fds)? {
-        Some(ready) if ready > 0 || at_once => Ok(count(ready)),
+        Some(ready) if ready > 0 || timeout == 0 => Ok(count(ready)),
         _ => {
-            let deadline = deadline();
+            let deadline = Deadline::after_ms(timeout);
             cancel::test();
-            in_call(|| wait_for_all(lookup, fds, deadline))
+            in_call(|| wait_for_all(lookup, fds, deadline, true))
         }
+    }
+}
+
+/// [`poll`] for rselect, with a deadline, and no fast path.
+pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
+    match fds {
+        [fd] if !deadline.passed() => poll_one(lookup, fd, || deadline),
+        _ => wait_for_all(lookup, fds, deadline, false),
     }
 }
 
@@ -80,11 +80,12 @@ fn poll_one(lookup: &dyn Lookup, fd: &mut pollfd, deadline: impl FnOnce() -> Dea
     {
         return result.map(report);
     }
-    in_call(|| wait_for_all(lookup, slice::from_mut(fd), deadline))
+    in_call(|| wait_for_all(lookup, slice::from_mut(fd), deadline, true))
 }
 
 /// Slow path: no rsocket was ready, there are other descriptors, or there are no rsockets.
-fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
+/// `just_polled`: if all are rsockets, the caller has polled them, and none was ready.
+fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline, just_polled: bool) -> Result<c_int> {
     let mut members = SmallList::<Member, INLINE_FDS>::new();
     let (mut any, mut others) = (false, false);
     for fd in fds.iter_mut() {
@@ -97,8 +98,7 @@ fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> 
     if !any {
         return event::poll(fds, deadline.left()).map(count);
     }
-    // If all descriptors are rsockets, ready_now() has just polled them.
-    Call { fds, members: members.as_slice(), others }.run(deadline, !others).map(count)
+    Call { fds, members: members.as_slice(), others }.run(deadline, just_polled && !others).map(count)
 }
 
 /// Fast path: polls the rsockets once. Returns the number of ready ones, or `None` if there are

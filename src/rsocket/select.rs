@@ -51,7 +51,7 @@ pub struct Sets<'a> {
 /// Fails with `EBADF` also if an rsocket in the sets is closed during the call, and with `EAGAIN`,
 /// which is not logged, if one of the rsockets is handed over to librspreload before or during the
 /// call.
-pub fn select<L: Lookup>(lookup: &L, nfds: c_int, sets: &mut Sets<'_>, timeout: Option<&mut timeval>) -> Result<c_int> {
+pub fn select(lookup: &dyn Lookup, nfds: c_int, sets: &mut Sets<'_>, timeout: Option<&mut timeval>) -> Result<c_int> {
     let nfds = usize::try_from(nfds).map_err(|_| Errno::EINVAL)?;
     let deadline = Deadline::after(timeout.as_deref().map(duration).transpose()?);
     let result = select_until(lookup, nfds, sets, deadline);
@@ -68,11 +68,11 @@ fn duration(time: &timeval) -> Result<Duration> {
     Ok(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
 }
 
-fn select_until<L: Lookup>(lookup: &L, nfds: usize, sets: &mut Sets<'_>, deadline: Deadline) -> Result<c_int> {
+fn select_until(lookup: &dyn Lookup, nfds: usize, sets: &mut Sets<'_>, deadline: Deadline) -> Result<c_int> {
     let mut fds = SmallList::<pollfd, INLINE_FDS>::new();
     sets.list(nfds, |fd, events| try_push_small(&mut fds, pollfd { fd, events, revents: 0 }))?;
     loop {
-        let ready = match poll_until(lookup, fds.as_mut_slice(), deadline.passed(), || deadline) {
+        let ready = match poll_until(lookup, fds.as_mut_slice(), deadline) {
             // There are more descriptors than the process can have open, so some are invalid.
             Err(Errno::EINVAL) => Err(Errno::EBADF),
             result => result,

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
+use std::ptr::{null, with_exposed_provenance};
 
 use libc::{sockaddr, socklen_t};
 use rdmacm_core::cm::{self, Id};
@@ -15,13 +16,17 @@ use rdmacm_core::{Errno, Result};
 
 use crate::args;
 
-/// A call of the program: its name, and the object that it concerns.
+/// A call of the program: its name, and the object that it concerns. Plain words: they stay in
+/// registers until the call fails.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     name: &'static str,
     about: About,
-    /// The address argument, with its length.
-    address: Option<(*const sockaddr, socklen_t)>,
+    /// The id's address or the descriptor.
+    object: usize,
+    /// The address argument, or NULL.
+    address: *const sockaddr,
+    len: socklen_t,
 }
 
 /// Length for an address argument without a length: the address is complete for its family.
@@ -31,38 +36,43 @@ pub const WHOLE: socklen_t = socklen_t::MAX;
 enum About {
     Nothing,
     /// A live id, or NULL.
-    Id(*const rdma_cm_id),
+    Id,
     /// An id that may have been destroyed: only the pointer's value is used.
-    Gone(*const rdma_cm_id),
-    Socket(c_int),
+    Gone,
+    Socket,
     /// Like `Socket`, but for a datagram socket the address is the destination.
-    Sending(c_int),
+    Sending,
 }
 
 impl Call {
+    #[inline]
+    const fn about(name: &'static str, about: About, object: usize) -> Call {
+        Call { name, about, object, address: null(), len: 0 }
+    }
+
     /// Creates a call that concerns no existing id or rsocket.
     #[inline]
     pub const fn new(name: &'static str) -> Call {
-        Call { name, about: About::Nothing, address: None }
+        Call::about(name, About::Nothing, 0)
     }
 
     /// Creates a call that concerns an id. The id is NULL, or still live if the call fails, as the
     /// C contract requires.
     #[inline]
-    pub const fn id(name: &'static str, id: *mut rdma_cm_id) -> Call {
-        Call { name, about: About::Id(id), address: None }
+    pub fn id(name: &'static str, id: *mut rdma_cm_id) -> Call {
+        Call::about(name, About::Id, id.expose_provenance())
     }
 
     /// Creates a call that concerns an id, and that may destroy the id.
     #[inline]
-    pub const fn gone(name: &'static str, id: *mut rdma_cm_id) -> Call {
-        Call { name, about: About::Gone(id), address: None }
+    pub fn gone(name: &'static str, id: *mut rdma_cm_id) -> Call {
+        Call::about(name, About::Gone, id.expose_provenance())
     }
 
     /// Creates a call that concerns the rsocket of a descriptor, if there is one.
     #[inline]
     pub const fn socket(name: &'static str, fd: c_int) -> Call {
-        Call { name, about: About::Socket(fd), address: None }
+        Call::about(name, About::Socket, fd as usize)
     }
 
     /// Adds the address argument.
@@ -72,7 +82,7 @@ impl Call {
     /// if `len` is [`WHOLE`].
     #[inline]
     pub const unsafe fn with(self, address: *const sockaddr, len: socklen_t) -> Call {
-        Call { address: Some((address, len)), ..self }
+        Call { address, len, ..self }
     }
 
     /// Adds the destination of a datagram. For a stream the address is ignored, because programs
@@ -83,40 +93,38 @@ impl Call {
     /// is NULL.
     #[inline]
     pub const unsafe fn to(self, address: *const sockaddr, len: socklen_t) -> Call {
-        match self.about {
-            About::Socket(fd) if !address.is_null() => {
-                Call { about: About::Sending(fd), address: Some((address, len)), ..self }
-            }
-            _ => self,
-        }
+        if address.is_null() { self } else { Call { about: About::Sending, address, len, ..self } }
+    }
+
+    fn id_address(&self) -> *const rdma_cm_id {
+        with_exposed_provenance(self.object)
     }
 
     fn subject(&self) -> Subject {
         match self.about {
             About::Nothing => Subject::Nothing,
-            About::Id(id) | About::Gone(id) => Subject::Id(id),
-            About::Socket(fd) | About::Sending(fd) => Subject::Socket(fd),
+            About::Id | About::Gone => Subject::Id(self.id_address()),
+            About::Socket | About::Sending => Subject::Socket(self.object as c_int),
         }
     }
 
     /// Returns the addresses and device of the id or rsocket; `None` if nothing is known. The
     /// address argument replaces an unknown address, and for a datagram the peer's address.
     fn endpoints(&self) -> Option<Endpoints> {
+        let fd = self.object as c_int;
         let mut endpoints = match self.about {
-            About::Nothing | About::Gone(_) => None,
+            About::Nothing | About::Gone => None,
             // SAFETY: the id is NULL or live: guaranteed by the shim that made the `Call`.
-            About::Id(id) => unsafe { Id::from_c(id.cast_mut()).ok().map(cm::log::endpoints) },
-            About::Sending(fd) if !calls::is_datagram(fd) => return calls::endpoints(fd),
-            About::Socket(fd) | About::Sending(fd) => calls::endpoints(fd),
+            About::Id => unsafe { Id::from_c(self.id_address().cast_mut()).ok().map(cm::log::endpoints) },
+            About::Sending if !calls::is_datagram(fd) => return calls::endpoints(fd),
+            About::Socket | About::Sending => calls::endpoints(fd),
         };
-        if let Some((address, len)) = self.address
-            // SAFETY: the address is NULL or readable: guaranteed by the shim that made the `Call`.
-            && let Ok(address) = unsafe { args::sized_address(address, len) }
-        {
+        // SAFETY: the address is NULL or readable: guaranteed by the shim that made the `Call`.
+        if let Ok(address) = unsafe { args::sized_address(self.address, self.len) } {
             let endpoints = endpoints.get_or_insert(Endpoints::NONE);
             match self.about {
                 // The destination replaces the peer to which the socket is connected.
-                About::Sending(_) => endpoints.dst = *address.storage(),
+                About::Sending => endpoints.dst = *address.storage(),
                 _ => endpoints.add(address.storage(), matches!(self.name, "rdma_bind_addr" | "rbind")),
             }
         }
@@ -138,17 +146,19 @@ pub fn report_waiting<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>)
 
 /// Like [`report`], for a quick call: `run` itself uses [`cancel::in_call`] or
 /// [`cancel::in_waiting_call`] around cancellation points.
+#[inline]
 pub fn report_quick<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
-    let mark = Mark::set();
-    finish(call, failed, || if mark.is_some() { run() } else { Err(Errno::EAGAIN) })
+    let Some(_mark) = Mark::set() else { return call.failed(Errno::EAGAIN, failed) };
+    finish(call, failed, run)
 }
 
 /// Like [`report`], for options that librspreload uses at any time: succeeds even in the middle of
 /// another call.
 pub fn report_unmarked<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
-    finish(call, failed, || cancel::disabled(run))
+    finish(call, failed, || cancel::in_call(run))
 }
 
+#[inline]
 fn finish<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
     let errno = errno();
     let before = errno.get();
@@ -157,11 +167,7 @@ fn finish<T>(call: Call, failed: T, run: impl FnOnce() -> Result<T>) -> T {
             errno.set(before);
             value
         }
-        Err(error) => {
-            log(call, error);
-            errno.set(error.get());
-            failed
-        }
+        Err(error) => call.failed(error, failed),
     }
 }
 
@@ -181,10 +187,22 @@ fn errno() -> &'static Cell<c_int> {
     unsafe { &*libc::__errno_location().cast() }
 }
 
+impl Call {
+    /// Logs the failure of the call, sets `errno`, and returns `failed`.
+    #[inline]
+    fn failed<T>(self, error: Errno, failed: T) -> T {
+        fail(self.name, self.about, self.object, self.address, self.len, error);
+        failed
+    }
+}
+
+/// [`Call::failed`] for the fields of a call, which are passed in registers.
 #[cold]
 #[inline(never)]
-fn log(call: Call, error: Errno) {
-    diag::call_failed(call.name, call.subject(), error, || call.endpoints());
+fn fail(name: &'static str, about: About, object: usize, address: *const sockaddr, len: socklen_t, error: Errno) {
+    let call = Call { name, about, object, address, len };
+    diag::call_failed(name, call.subject(), error, || call.endpoints());
+    errno().set(error.get());
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ impl Stream {
         // Poll for new data, unless the buffered data is enough for the whole call, or the call
         // will probably sleep: such a call polls after it has armed the CQ.
         if !connection.has_piece(len)
-            && (state.sleeps >= SLEEPS && !state.returns_at_once(flags) || !self.process_completions(state))
+            && (state.sleeps >= SLEEPS && !state.returns_at_once(flags) || !self.process_completions_here(state))
             && state.available(false, 0) == 0
         {
             // The slow path reports the end of the stream or an error.

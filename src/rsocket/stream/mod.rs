@@ -212,9 +212,15 @@ impl Stream {
     }
 
     /// Processes completions. Returns true if there were any, or if a failure has ended the stream.
-    #[expect(clippy::inline_always, reason = "mostly there are none, which a call would double")]
-    #[inline(always)]
+    #[inline(never)]
     fn process_completions(&self, state: &mut State) -> bool {
+        self.process_completions_here(state)
+    }
+
+    /// [`process_completions`](Self::process_completions) for the fast paths: mostly there are
+    /// none, which a call would double.
+    #[inline(always)]
+    fn process_completions_here(&self, state: &mut State) -> bool {
         let Some(connection) = &mut state.connection else { return false };
         let mut batch = NEW_BATCH;
         let completed = connection.poll_recv_cq(&mut batch);

@@ -376,7 +376,7 @@ impl Pollable for Stream {
     fn ready(&self, wanted: c_short) -> c_short {
         match self.lock_to_poll(wanted) {
             Ok(mut state) => {
-                self.process_completions(&mut state);
+                self.process_completions_here(&mut state);
                 state.wanted(wanted)
             }
             Err(bits) => bits,
