@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use self::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use self::kernel::Futex;
-use self::outside::{LOOKS, here, pause, wait, wake_one};
+use self::outside::{here, looks, pause, wait, wake_one};
 use crate::errno;
 use crate::os::event::Deadline;
 
@@ -50,6 +50,9 @@ const AWAITED: u64 = 1;
 /// A lock that knows which thread holds it.
 pub struct Lock<T> {
     word: AtomicU64,
+    /// Number of threads in [`Lock::sleep`]. In the child of a fork() it may include the parent's,
+    /// and the child makes superfluous wake-ups.
+    sleepers: AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -67,13 +70,13 @@ impl<T> Lock<T> {
     /// Returns a free lock around `value`.
     #[cfg(not(all(test, loom)))]
     pub const fn new(value: T) -> Lock<T> {
-        Lock { word: AtomicU64::new(FREE), value: UnsafeCell::new(value) }
+        Lock { word: AtomicU64::new(FREE), sleepers: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Returns a free lock around `value`.
     #[cfg(all(test, loom))]
     pub fn new(value: T) -> Lock<T> {
-        Lock { word: AtomicU64::new(FREE), value: UnsafeCell::new(value) }
+        Lock { word: AtomicU64::new(FREE), sleepers: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 }
 
@@ -127,6 +130,7 @@ impl<T> Lock<T> {
     /// The holder no longer exists, and the value is valid as the holder left it, or is replaced.
     pub unsafe fn abandon(&self) -> &UnsafeCell<T> {
         self.word.store(FREE, Ordering::Relaxed);
+        self.sleepers.store(0, Ordering::Relaxed);
         &self.value
     }
 
@@ -140,11 +144,11 @@ impl<T> Lock<T> {
     #[cold]
     fn lock_slowly(&self, time: Option<Duration>) -> Option<Guard<'_, T>> {
         let me = here();
-        for _ in 0..LOOKS {
+        if self.is_mine() {
+            return None;
+        }
+        for _ in 0..looks() {
             let word = self.word.load(Ordering::Relaxed);
-            if word & !AWAITED == me {
-                return None;
-            }
             if word == FREE
                 && let Some(guard) = self.take(FREE, me)
             {
@@ -155,12 +159,26 @@ impl<T> Lock<T> {
             }
             pause();
         }
-        let deadline = Deadline::after(time);
+        // The holder that ends a sleep here sees who is counted; who is counted later sees that
+        // holder, and sets the mark.
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let guard = self.sleep(me, Deadline::after(time));
+        fence(Ordering::SeqCst);
+        let is_last = self.sleepers.fetch_sub(1, Ordering::Relaxed) == 1;
+        if guard.is_some() && !is_last {
+            // The unlock that ended this sleep has removed the mark of the others.
+            self.word.fetch_or(AWAITED, Ordering::Relaxed);
+        }
+        guard
+    }
+
+    /// Sleeps until the lock is free, and takes it. Returns `None` at the deadline.
+    fn sleep(&self, me: u64, deadline: Deadline) -> Option<Guard<'_, T>> {
         loop {
             let word = self.word.load(Ordering::Relaxed);
             if word == FREE {
-                // More threads may be waiting: the next unlock must wake them.
-                match self.take(FREE, me | AWAITED) {
+                match self.take(FREE, me) {
                     Some(guard) => return Some(guard),
                     None => continue,
                 }
@@ -231,10 +249,15 @@ mod outside {
     use std::sync::atomic::AtomicU64;
     use std::time::Duration;
 
+    use crate::os::event;
     use crate::os::mark::Words;
 
-    /// Number of polls before sleeping: the holder usually unlocks soon.
-    pub const LOOKS: u32 = 100;
+    /// Returns the number of polls before sleeping, which last about as long as the longest usual
+    /// call of a holder: a post to a software device, which transmits meanwhile. On one CPU the
+    /// holder does not run meanwhile.
+    pub fn looks() -> u32 {
+        if event::cpus() > 1 { 1500 } else { 0 }
+    }
 
     pub fn pause() {
         std::hint::spin_loop();
@@ -275,7 +298,9 @@ mod outside {
     use loom::sync::atomic::{AtomicU64, Ordering};
     use loom::sync::{Condvar, Mutex};
 
-    pub const LOOKS: u32 = 1;
+    pub fn looks() -> u32 {
+        1
+    }
 
     #[derive(Default)]
     struct Kernel {
@@ -313,26 +338,34 @@ mod outside {
 /// A counter of changes that threads can wait on.
 #[derive(Debug, Default)]
 pub struct Changes {
-    count: Futex,
-    sleepers: AtomicU32,
+    /// The number of changes, times [`CHANGE`], and [`AWAITED_CHANGE`].
+    word: Futex,
 }
+
+/// A change of a [`Changes`]' word.
+const CHANGE: u32 = 2;
+/// Bit of the word: threads may be waiting.
+const AWAITED_CHANGE: u32 = 1;
 
 impl Changes {
     /// Returns a counter at 0, for a static.
     #[cfg(not(all(test, loom)))]
     pub const fn new() -> Changes {
-        Changes { count: Futex::new(), sleepers: AtomicU32::new(0) }
+        Changes { word: Futex::new() }
     }
 
     /// Returns the counter's value. Read it before checking the condition to wait for.
     pub fn count(&self) -> u32 {
-        self.count.value().load(Ordering::Acquire)
+        self.word.value().load(Ordering::Acquire) & !AWAITED_CHANGE
     }
 
     /// Counts a change and wakes all waiters.
+    #[inline]
     pub fn notify(&self) {
-        if self.add() {
-            self.count.wake_all();
+        let next = |word: u32| Some((word & !AWAITED_CHANGE).wrapping_add(CHANGE));
+        let before = self.word.value().fetch_update(Ordering::Release, Ordering::Relaxed, next);
+        if before.is_ok_and(|word| word & AWAITED_CHANGE != 0) {
+            self.word.wake_all();
         }
     }
 
@@ -340,17 +373,10 @@ impl Changes {
     /// any. Every waiter must check for such a change whenever [`wait`](Self::wait) returns, also
     /// after a signal or at the deadline, because it may be the waiter that was woken.
     pub fn notify_one(&self) {
-        if self.add() {
-            self.count.wake_one();
+        // Others may go on waiting, so the bit stays set until all are woken.
+        if self.word.value().fetch_add(CHANGE, Ordering::Release) & AWAITED_CHANGE != 0 {
+            self.word.wake_one();
         }
-    }
-
-    /// Counts a change. Returns whether there may be waiters.
-    fn add(&self) -> bool {
-        self.count.value().fetch_add(1, Ordering::Release);
-        // A thread either has registered as a sleeper before this, or sees the new count.
-        fence(Ordering::SeqCst);
-        self.sleepers.load(Ordering::Relaxed) != 0
     }
 
     /// Waits until the counter differs from `count`.
@@ -358,19 +384,12 @@ impl Changes {
     /// # Errors
     /// Fails with `ETIMEDOUT` at the deadline, and with `EINTR` after a signal.
     pub fn wait(&self, count: u32, deadline: Option<Instant>) -> errno::Result<()> {
-        self.sleepers.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let awake = || {
-            self.sleepers.fetch_sub(1, Ordering::Relaxed);
-        };
-        let cancelled = || {
-            awake();
-            // The thread may have been woken before it was cancelled: wake another waiter.
-            self.notify_one();
-        };
-        let result = self.count.wait(count, deadline, cancelled);
-        awake();
-        result
+        let awaited = count | AWAITED_CHANGE;
+        match self.word.value().compare_exchange(count, awaited, Ordering::Relaxed, Ordering::Relaxed) {
+            Err(word) if word != awaited => Ok(()),
+            // A thread that is cancelled may have been woken before: it wakes another one.
+            _ => self.word.wait(awaited, deadline, || self.notify_one()),
+        }
     }
 }
 

@@ -132,13 +132,16 @@ pub struct Table<T> {
     /// For each chunk, the address that slot 0 would have if all slots were contiguous with the
     /// chunk, so that a descriptor is the index of its slot; null if the chunk is not allocated.
     origins: [AtomicPtr<Slot<T>>; CHUNKS],
+    /// The chunks, for leak checkers: an origin is not in its chunk.
+    chunks: [AtomicPtr<()>; CHUNKS],
 }
 
 impl<T: Send + Sync> Table<T> {
     /// Returns an empty table.
     #[cfg(not(all(test, loom)))]
     pub const fn new() -> Table<T> {
-        Table { origins: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
+        let origins = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
+        Table { origins, chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
     }
 
     /// Makes `object` the object of `fd`. Returns the previous object, if there is one: the program
@@ -237,7 +240,9 @@ impl<T: Send + Sync> Table<T> {
         if published.compare_exchange(ptr::null_mut(), origin, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             // SAFETY: allocated above with this layout, and not visible to other threads.
             unsafe { dealloc(fresh.as_ptr().cast(), layout) };
+            return Ok(());
         }
+        self.chunks[chunk].store(fresh.as_ptr().cast(), Ordering::Relaxed);
         Ok(())
     }
 }
@@ -406,7 +411,7 @@ mod models {
 
     fn table() -> Arc<Table<u32>> {
         let origins = std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut()));
-        Arc::new(Table { origins })
+        Arc::new(Table { origins, chunks: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) })
     }
 
     /// Runs `first` and `second` concurrently on a table with 1 as object of descriptor 0, then
