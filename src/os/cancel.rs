@@ -167,8 +167,7 @@ pub fn disabled<T>(call: impl FnOnce() -> T) -> T {
 }
 
 /// Like [`disabled`], for code that is known not to be within [`in_call`].
-#[expect(clippy::inline_always, reason = "see rsocket::calls")]
-#[inline(always)]
+#[inline(always)] // see rsocket::calls
 pub fn disabled_outside<T>(call: impl FnOnce() -> T) -> T {
     let before = disable();
     let result = call();

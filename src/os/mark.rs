@@ -26,8 +26,7 @@ pub struct Mark(Words);
 
 impl Mark {
     /// Marks the thread. Returns `None` in a signal handler that has interrupted a call.
-    #[expect(clippy::inline_always, reason = "a few instructions of each call")]
-    #[inline(always)]
+    #[inline(always)] // a few instructions of each call
     pub fn set() -> Option<Mark> {
         let frame = MaybeUninit::<u8>::uninit();
         let (words, here) = (Words::here(), frame.as_ptr().addr());

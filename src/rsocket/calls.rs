@@ -72,8 +72,7 @@ impl Lookup for Sockets {
         }
     }
 
-    #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
-    #[inline(always)]
+    #[inline(always)] // rpoll comes here for each descriptor
     fn ready(&self, fd: c_int, wanted: c_short) -> Option<c_short> {
         let Some(pinned) = TABLE.pin(fd) else {
             return library_fds::is_closing(fd).then_some(libc::POLLNVAL);
@@ -218,8 +217,7 @@ pub(super) unsafe fn after_fork() {
 ///
 /// # Safety
 /// `start` is NULL, or `len` bytes there are writable.
-#[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
-#[inline(always)]
+#[inline(always)] // a third of the work would be registers saved and restored
 pub unsafe fn receive_at_once(fd: c_int, start: *mut u8, len: usize, flags: c_int) -> Option<Result<usize>> {
     let mark = Mark::set()?;
     let pinned = TABLE.pin(fd)?;
@@ -283,8 +281,7 @@ pub unsafe fn receive(fd: c_int, buffers: &[iovec], flags: c_int) -> Result<Rece
 ///
 /// # Safety
 /// `data` is NULL, or `len` bytes there are readable.
-#[expect(clippy::inline_always, reason = "a third of the work would be registers saved and restored")]
-#[inline(always)]
+#[inline(always)] // a third of the work would be registers saved and restored
 pub unsafe fn send_at_once(fd: c_int, data: *const u8, len: usize, flags: c_int) -> bool {
     let Some(mark) = Mark::set() else { return false };
     let Some(data) = NonNull::new(data.cast_mut()) else { return false };
@@ -445,13 +442,9 @@ fn flush_streams(all: bool) {
     stream::wait_for_all();
 }
 
-/// Passed to [`pinned_budget::set_reclaim`]: called when a new connection lacks memory.
-static RECLAIM: fn() = return_memory;
-
-/// Makes idle streams return the growth of their buffers. Streams that are busy or locked keep it.
-fn return_memory() {
-    for_each_stream(Stream::give_memory_back);
-}
+/// Called when a new connection lacks memory: makes idle streams return the growth of their
+/// buffers. Streams that are busy or locked keep it.
+static RECLAIM: fn() = || for_each_stream(Stream::give_memory_back);
 
 fn for_each_stream(each: impl Fn(&Stream)) {
     TABLE.for_each(|object| {

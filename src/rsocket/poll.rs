@@ -103,8 +103,7 @@ fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline, jus
 
 /// Fast path: polls the rsockets once. Returns the number of ready ones, or `None` if there are
 /// other descriptors, or no rsockets.
-#[expect(clippy::inline_always, reason = "a loop around the fast path of each descriptor")]
-#[inline(always)]
+#[inline(always)] // a loop around the fast path of each descriptor
 fn ready_now<L: Lookup>(lookup: &L, fds: &mut [pollfd]) -> Result<Option<usize>> {
     if fds.len() > USUAL_LIMIT && fds.len() > event::descriptor_limit() {
         return Err(Errno::EINVAL);

@@ -78,8 +78,7 @@ pub fn post<T>(post: usize, call: impl FnOnce() -> T) -> T {
 }
 
 /// Like [`post`], for a call that is not within [`cancel::in_call`].
-#[expect(clippy::inline_always, reason = "see rsocket::calls")]
-#[inline(always)]
+#[inline(always)] // see rsocket::calls
 pub fn post_outside<T>(post: usize, call: impl FnOnce() -> T) -> T {
     if is_silent_post(post) { call() } else { cancel::disabled_outside(call) }
 }

@@ -511,8 +511,7 @@ impl InlineWrite {
     ///
     /// # Safety
     /// The QP is live.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub unsafe fn post(
         &mut self,
         data: &[u8],

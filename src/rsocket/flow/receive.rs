@@ -244,8 +244,7 @@ impl Receiver {
     /// Fast path of [`data`](Self::data) for a message with the immediate data `imm`. Takes the
     /// message if it is data that ends before the end of a half, the ring is the only one and not
     /// small, and no credit update is due afterwards. Otherwise does nothing, and returns false.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub fn take_plain(&mut self, imm: u32) -> bool {
         let ring = &mut self.ring;
         // The immediate data of other messages exceeds the length of any half.
@@ -312,8 +311,7 @@ impl Receiver {
 
     /// Fast path for a single ring: takes at most `len` bytes, but not the ring's last byte.
     /// Returns `None` in all other cases, and if there is no data.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub fn take_piece(&mut self, len: usize) -> Option<Received> {
         let ring = &mut self.ring;
         let offset = ring.read_offset;

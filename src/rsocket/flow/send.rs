@@ -392,8 +392,7 @@ impl Sender {
 
     /// Fast path of [`take`](Self::take) while nothing is held: reserves one inline message of
     /// `len` bytes. Returns `None` if space is short or the message cannot be sent as a whole.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub fn take_inline(&mut self, len: u32) -> Option<Chunk> {
         debug_assert!(self.held() == 0);
         let is_too_long = len > self.target.length || len == 0;

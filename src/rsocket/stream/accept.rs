@@ -293,7 +293,7 @@ impl Stream {
             }
             Finished::Dropped(stream) => {
                 answer_waiting(state);
-                stream.close_soon();
+                stream.release_soon(stream.lock());
             }
             // The connection is not added yet.
             Finished::Unknown => {}

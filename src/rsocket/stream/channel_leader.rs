@@ -185,8 +185,7 @@ pub(super) fn spin<'a, S: EventSource>(
 /// Waits until something may have changed. Fails with `ETIMEDOUT` at the deadline, and with `EINTR`
 /// after a signal whose handler was installed without SA_RESTART. The caller has checked its
 /// condition under the lock that it passes.
-#[expect(clippy::inline_always, reason = "the usual wait is one function")]
-#[inline(always)]
+#[inline(always)] // the usual wait is one function
 pub(super) fn wait<'a, S: EventSource>(
     stream: &'a S,
     mut state: Guard<'a, S>,
@@ -294,8 +293,7 @@ pub(super) fn arm_send_cq<S: EventSource>(stream: &S, state: &mut S::State) -> b
 
 /// Arms both CQs as far as needed, then processes completions once more: earlier completions raise
 /// no event. Returns whether something has changed.
-#[expect(clippy::inline_always, reason = "the usual wait is one function")]
-#[inline(always)]
+#[inline(always)] // the usual wait is one function
 pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
     if !arm_recv_cq(stream, state) {
         return true;
@@ -314,8 +312,7 @@ pub(super) fn arm_receive<S: EventSource>(stream: &S, state: &mut S::State) {
 
 /// Arms the receive CQ unless it is armed. Returns false if there is no channel, or if arming
 /// fails, which ends the use of the channel.
-#[expect(clippy::inline_always, reason = "the usual wait is one function")]
-#[inline(always)]
+#[inline(always)] // the usual wait is one function
 fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
     let Some(leadership) = S::leadership(state) else { return false };
     mem::replace(&mut leadership.armed, true) || stream.arm_recv_cq(state)
@@ -323,8 +320,7 @@ fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
 
 /// Ends the leadership of a thread that has returned from its sleep, and has read `event`, if there
 /// was one.
-#[expect(clippy::inline_always, reason = "the usual wait is one function")]
-#[inline(always)]
+#[inline(always)] // the usual wait is one function
 fn resign<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
     if let Some(leadership) = S::leadership(state) {
         leadership.leader = 0;

@@ -413,15 +413,10 @@ impl Stream {
         self.finish_close(self.lock());
     }
 
-    /// [`close_unaccepted`](Self::close_unaccepted) for the reactor's event thread.
-    pub(super) fn close_soon(&self) {
-        self.release_soon(self.lock());
-    }
-
     /// Closes a stream that is used only by the reactor's threads and by threads that are about to
     /// return. The worker thread releases the resources, with commands that may block. The process
     /// may exit before the worker does so.
-    fn release_soon(&self, mut state: Guard<'_>) {
+    pub(super) fn release_soon(&self, mut state: Guard<'_>) {
         if !state.move_to(Role::Setup) {
             return self.finish_close(state);
         }

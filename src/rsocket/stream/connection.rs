@@ -55,7 +55,7 @@ const FIRST_RING: usize = 1 << 13;
 /// Bytes of the send buffer of a new stream.
 const FIRST_BUFFER: usize = 1 << 12;
 /// Minimum number of bytes to copy without the stream's lock: unlocking and relocking takes time.
-pub(super) const LARGE: usize = 1 << 12;
+pub(super) const LARGE: usize = 1 << 14;
 /// Bytes of a slot for the data of a control message.
 const CONTROL_DATA: usize = 32;
 /// Number of completions polled at a time.

@@ -43,8 +43,7 @@ impl Stream {
     ///
     /// # Safety
     /// `start` is writable for `len` bytes, or NULL.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub unsafe fn receive_at_once(&self, start: *mut u8, len: usize, flags: c_int) -> Received {
         if flags & !FAST_PATH_FLAGS != 0 || start.is_null() || !self.owner.is_this_process() {
             return Received::Unusual;
@@ -194,8 +193,7 @@ impl Stream {
     ///
     /// # Safety
     /// `data` is readable for `len` bytes.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub unsafe fn send_at_once(&self, data: NonNull<u8>, len: usize, flags: c_int) -> bool {
         if flags & !FAST_PATH_FLAGS != 0 || !self.owner.is_this_process() {
             return false;
@@ -531,8 +529,7 @@ impl State {
     /// Returns the connection for a read of at most `len` bytes under the lock. Returns `None` if
     /// there is no connection, or if the data is copied without the lock or belongs to
     /// librspreload's forwarder.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     fn readable(&mut self, len: usize) -> Option<&mut Connection> {
         let connection = self.connection.as_deref_mut()?;
         let is_special = connection.is_being_read() || connection.reads_unlocked(len) || self.handed_over;

@@ -112,19 +112,13 @@ impl Stream {
     }
 
     /// Sends the held data of the calling thread before this thread receives, or waits for data.
-    #[expect(clippy::inline_always, reason = "mostly there is nothing to send, which a call would double")]
-    #[inline(always)]
+    #[inline(always)] // mostly there is nothing to send, which a call would double
     pub(super) fn flush_before_read(&self, state: &mut Guard<'_>) {
         let thread = state.holder();
         let Some(connection) = &mut state.connection else { return };
         if connection.flush_before_read(thread) && connection.failure().is_some() {
-            self.flush_has_failed(state);
+            self.process_completions(state);
         }
-    }
-
-    #[cold]
-    fn flush_has_failed(&self, state: &mut State) {
-        self.process_completions(state);
     }
 
     /// Frees the memory by which the send buffer has grown, unless data is outstanding or the lock

@@ -59,8 +59,7 @@ fn should_spin(state: &mut State) -> bool {
 impl Stream {
     /// Waits until the stream may have changed. Fails with `ETIMEDOUT` at the deadline, and with
     /// `EINTR` after a signal whose handler was installed without SA_RESTART.
-    #[expect(clippy::inline_always, reason = "the usual wait is one function")]
-    #[inline(always)]
+    #[inline(always)] // the usual wait is one function
     pub(super) fn sleep<'a>(&'a self, mut state: Guard<'a>, wait: &mut Wait) -> (Guard<'a>, Result<()>) {
         if wait.begin() {
             if should_spin(&mut state) {
@@ -138,8 +137,7 @@ impl EventSource for Stream {
         self.process_completions(state)
     }
 
-    #[expect(clippy::inline_always, reason = "the usual wait is one function")]
-    #[inline(always)]
+    #[inline(always)] // the usual wait is one function
     fn arm_recv_cq(&self, state: &mut State) -> bool {
         let armed = state.connection.as_ref().is_some_and(|connection| connection.arm_recv_cq().is_ok());
         if !armed {
@@ -148,8 +146,7 @@ impl EventSource for Stream {
         armed
     }
 
-    #[expect(clippy::inline_always, reason = "the usual wait is one function")]
-    #[inline(always)]
+    #[inline(always)] // the usual wait is one function
     fn arm_send_cq(&self, state: &mut State) -> bool {
         let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
             return false;
@@ -350,29 +347,21 @@ impl Stream {
 
     /// Locks the state for polling, and sends held data if the calling thread polls for data.
     /// Returns POLLNVAL as the error in a child of fork().
-    #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
-    #[inline(always)]
+    #[inline(always)] // rpoll comes here for each descriptor
     pub(super) fn lock_to_poll(&self, wanted: c_short) -> std::result::Result<Guard<'_>, c_short> {
         if !self.owner.is_this_process() {
             return Err(POLLNVAL);
         }
-        let mut state = self.state.try_lock().unwrap_or_else(|| self.lock_slowly());
+        let mut state = self.lock();
         if wanted & IN != 0 {
             self.flush_before_read(&mut state);
         }
         Ok(state)
     }
-
-    #[cold]
-    #[inline(never)]
-    fn lock_slowly(&self) -> Guard<'_> {
-        self.lock()
-    }
 }
 
 impl Pollable for Stream {
-    #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
-    #[inline(always)]
+    #[inline(always)] // rpoll comes here for each descriptor
     fn ready(&self, wanted: c_short) -> c_short {
         match self.lock_to_poll(wanted) {
             Ok(mut state) => {

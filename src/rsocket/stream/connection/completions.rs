@@ -28,8 +28,7 @@ impl Connection {
 
     /// Fast path of [`process`](Self::process) for a batch of one completion: takes a data message
     /// that requires no other action. In all other cases does nothing, and returns false.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub fn take_plain(&mut self, batch: &Batch) -> bool {
         // SAFETY: the caller has polled one completion, so the provider has initialised the entry.
         let wc = unsafe { batch[0].assume_init_ref() };
@@ -177,8 +176,7 @@ impl Connection {
     }
 
     /// Returns whether completions have to be processed even if the receive CQ is empty.
-    #[expect(clippy::inline_always, reason = "rpoll comes here for each descriptor")]
-    #[inline(always)]
+    #[inline(always)] // rpoll comes here for each descriptor
     pub fn needs_attention(&self) -> bool {
         // Whether the peer's next message is noticed even if the program makes no call.
         let is_watched = || self.channel.leadership.armed && self.channel.watch != Watch::None;

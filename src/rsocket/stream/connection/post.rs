@@ -208,8 +208,7 @@ impl SendQueue {
     }
 
     /// Fast path of [`post`](Self::post) for one message of `data` that goes inline.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub fn post_inline(&self, write: &mut InlineWrite, data: &[u8], chunk: &Chunk) -> Result<()> {
         let imm = Message::Data(data.len() as u32).word();
         let &Chunk { addr, rkey, wr_id, signaled, .. } = chunk;

@@ -210,8 +210,7 @@ impl Connection {
     ///
     /// # Safety
     /// `start` is writable for `len` bytes.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub unsafe fn read_piece(&mut self, start: *mut u8, len: usize) -> Option<usize> {
         let Received { ring, offset, len } = self.receive.flow.take_piece(len)?;
         // SAFETY: the bytes lie in the ring, and the ring does not overlap the program's memory.

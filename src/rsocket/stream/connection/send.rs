@@ -322,8 +322,7 @@ impl Connection {
 
     /// Sends `data`, which goes inline, in one message. Returns true if the message was sent; the
     /// connection records a failure.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub fn send_inline(&mut self, data: &[u8]) -> bool {
         let len = data.len() as u32;
         let Some(chunk) = self.send.flow.take_inline(len) else { return false };
@@ -589,8 +588,7 @@ impl Connection {
     /// Notes that a call of `thread` receives, or waits for data. If the same thread has sent,
     /// sends held data; the next message begins a new burst. Returns true if data was held, even if
     /// sending it has failed.
-    #[expect(clippy::inline_always, reason = "see rsocket::calls")]
-    #[inline(always)]
+    #[inline(always)] // see rsocket::calls
     pub fn flush_before_read(&mut self, thread: u64) -> bool {
         if self.send.thread == 0 {
             return false;
