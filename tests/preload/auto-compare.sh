@@ -71,6 +71,12 @@ case_epoll_and_kept_connection() { compare epoll_and_kept_connection full && [ "
 # The last one finds no two free numbers for a moment, if the program had an odd number of descriptors before.
 case_few_descriptors() { compare few_descriptors && [[ $facts == [67]?" connections by RDMA, "[01]" by TCP" ]]; }
 case_served_when_full() { compare served_when_full && [[ $facts != 0* && $facts != *" 0 by TCP" ]]; }
+case_listener_made_when_full() {
+    compare listener_made_when_full || return
+    grep "listen: .* port $((port - 9)): " "$work/client.log" >"$work/listener"
+    facts="$facts; $(sed 's/.*: //' "$work/listener" | paste -sd,)"
+    [[ $facts == *"; "*",RDMA and TCP" ]]
+}
 case_descriptors_at_the_limit() { compare descriptors_at_the_limit && [[ $facts != 0* ]]; }
 case_descriptors_of_a_small_process() { compare descriptors_of_a_small_process; }
 

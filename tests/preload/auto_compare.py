@@ -432,6 +432,21 @@ def descriptors_of_a_small_process(address, address6, silent, port):
     few_descriptors(address, address6, silent, port, (64, 64), 18)
 
 
+def listener_made_when_full(address, _address6, _silent, port):
+    """A listener that is made while there is no room gets RDMA when there is."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+    listening = listener(address, port)
+    pairs = [pair(listening, address, port) for _ in range(30)]
+    late = listener(address, port + 1)
+    print(works(*pair(late, address, port + 1)))
+    for both in pairs:
+        for end in both:
+            end.close()
+    for _ in range(40):
+        print(exchange(*pair(late, address, port + 1)))
+        time.sleep(0.05)
+
+
 def served_when_full(address, _address6, _silent, port):
     """A server with few descriptors takes clients by RDMA until there are too many: none is lost in between."""
     for round_port in range(port, port + 10):

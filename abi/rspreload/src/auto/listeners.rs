@@ -74,7 +74,7 @@ fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
     Reason::Reuse.unless(!tcp::is_on(fd, SOL_SOCKET, SO_REUSEPORT))?;
     Reason::Option.unless(!route::has_kernel_option(fd))?;
     Reason::Ring.unless(!route::has_ring())?;
-    Reason::Descriptors.unless(connections::has_room(false))?;
+    Reason::Descriptors.unless(connections::may_have_room())?;
     Reason::NoDiag.unless(shared::tells(own))?;
     let claimed = |listener: &Listener| listener.state.compare_exchange(FREE, CLAIMED, SeqCst, SeqCst).is_ok();
     let index = LISTENERS.iter().position(claimed).ok_or(Reason::Busy)?;
@@ -86,7 +86,9 @@ fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
     listener.fd_count.store(1, SeqCst);
     let entry = Entry { kind: Kind::Listener, flags: 0, handle: index as c_int };
     let prepared = Reason::Busy.unless(shared::prepare() && table::prepare(fd).is_ok());
-    let opened = prepared.and_then(|()| listener.open(Some(fd)));
+    let is_full = !connections::has_room(false);
+    listener.is_full.store(is_full, SeqCst);
+    let opened = prepared.and_then(|()| if is_full { Ok(()) } else { listener.open(Some(fd)) });
     if let Err(reason) = opened.and_then(|()| Reason::Busy.unless(table::replace(fd, None, Some(entry)))) {
         listener.close();
         listener.state.store(FREE, SeqCst);
@@ -97,7 +99,7 @@ fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
     if !thread::wake() {
         listener.close();
     }
-    Ok(())
+    Reason::Slots.unless(!is_full)
 }
 
 impl Listener {
