@@ -124,13 +124,13 @@ pub fn sleep<T>(call: impl FnOnce() -> T) -> T {
     if word == OUTSIDE {
         return mark::asleep(call);
     }
-    let is_disabled = word != in_call_with(DISABLE);
+    let is_cancelable = word != in_call_with(DISABLE);
     let with_setting = || {
-        if is_disabled {
+        if is_cancelable {
             restore_state(word as c_int - 1);
         }
         let result = call();
-        if is_disabled {
+        if is_cancelable {
             disable();
         }
         result

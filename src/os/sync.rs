@@ -256,7 +256,7 @@ mod outside {
     /// call of a holder: a post to a software device, which transmits meanwhile. On one CPU the
     /// holder does not run meanwhile.
     pub fn looks() -> u32 {
-        if event::cpus() > 1 { 1500 } else { 0 }
+        if event::cpus() > 1 { 3000 } else { 0 }
     }
 
     pub fn pause() {
