@@ -250,7 +250,8 @@ fn state_only(state: u32) -> ibv_qp_attr {
 /// Implements rdma_init_qp_attr(3): sets the attributes that the kernel requires of a QP in
 /// `attr.qp_state`. Returns the attribute mask.
 pub fn init_qp_attr(id: &Id, attr: &mut ibv_qp_attr) -> Result<c_int> {
-    let kernel = ucm::init_qp_attr(id.fd(), id.handle(), attr.qp_state)?;
+    let mut kernel = Default::default();
+    ucm::init_qp_attr(id.fd(), id.handle(), attr.qp_state, &mut kernel)?;
     Ok(verbs::qp_attr_from_kernel(&kernel, attr))
 }
 

@@ -125,7 +125,8 @@ fn has_gids(id: &Id) -> bool {
 }
 
 fn query_addr(id: &Id) -> Result<()> {
-    let answer = ucm::query_addr(id.fd(), id.handle())?;
+    let mut answer = Default::default();
+    ucm::query_addr(id.fd(), id.handle(), &mut answer)?;
     id.set_pkey(answer.pkey);
     id.write_source(prefix(&answer.src_addr, answer.src_size));
     id.write_destination(prefix(&answer.dst_addr, answer.dst_size));
@@ -133,7 +134,8 @@ fn query_addr(id: &Id) -> Result<()> {
 }
 
 fn query_gid(id: &Id) -> Result<()> {
-    let answer = ucm::query_gid(id.fd(), id.handle())?;
+    let mut answer = Default::default();
+    ucm::query_gid(id.fd(), id.handle(), &mut answer)?;
     id.set_gids(gid_of(&answer.src_addr), gid_of(&answer.dst_addr));
     Ok(())
 }
@@ -148,13 +150,15 @@ fn gid_of(address: &__kernel_sockaddr_storage) -> [u8; 16] {
 }
 
 fn query_path(id: &Id) -> Result<()> {
-    let answer = ucm::query_path(id.fd(), id.handle())?;
+    let mut answer = Default::default();
+    ucm::query_path(id.fd(), id.handle(), &mut answer)?;
     id.set_paths(answer.records().iter().map(unpack))
 }
 
 /// Queries addresses, device and paths in one command, on kernels without AF_IB.
 fn query_route(id: &Id) -> Result<()> {
-    let answer = ucm::query_route(id.fd(), id.handle())?;
+    let mut answer = Default::default();
+    ucm::query_route(id.fd(), id.handle(), &mut answer)?;
     let count = usize::try_from(answer.num_paths).unwrap_or(0).min(answer.ib_route.len());
     if count > 0 {
         id.set_paths(answer.ib_route[..count].iter().map(path_rec_from_kernel))?;

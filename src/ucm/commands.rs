@@ -19,9 +19,10 @@ pub const MAX_PATHS: usize = 6;
 /// CREATE_ID. Returns the kernel's handle of the new id. `uid` identifies the id in events.
 pub fn create_id(fd: RawFd, uid: u64, ps: u16, qp_type: u8) -> Result<u32> {
     let body = |response| rdma_ucm_create_id { uid, response, ps, qp_type, ..Default::default() };
-    let answer = rdma_ucm_create_id_resp::default();
+    let mut answer = rdma_ucm_create_id_resp::default();
     // SAFETY: the body and the answer fit the command.
-    unsafe { ask(fd, RDMA_USER_CM_CMD_CREATE_ID, answer, body) }.map(|answer| answer.id)
+    unsafe { ask(fd, RDMA_USER_CM_CMD_CREATE_ID, &mut answer, body)? };
+    Ok(answer.id)
 }
 
 /// DESTROY_ID. Returns the number of events that the kernel has reported for the id.
@@ -34,8 +35,10 @@ pub fn destroy_id(fd: RawFd, id: u32) -> Result<u32> {
 /// `cmd` has the structures of DESTROY_ID.
 unsafe fn end(fd: RawFd, cmd: u32, id: u32) -> Result<u32> {
     let body = |response| rdma_ucm_destroy_id { response, id, ..Default::default() };
+    let mut answer = rdma_ucm_destroy_id_resp::default();
     // SAFETY: the body and the answer fit the command: guaranteed by the caller.
-    unsafe { ask(fd, cmd, rdma_ucm_destroy_id_resp::default(), body) }.map(|answer| answer.events_reported)
+    unsafe { ask(fd, cmd, &mut answer, body)? };
+    Ok(answer.events_reported)
 }
 
 /// BIND, for any family. Kernels before 3.12 only support [`bind_ip`].
@@ -91,28 +94,28 @@ pub fn resolve_route(fd: RawFd, id: u32, timeout_ms: u32) -> Result<()> {
 
 /// QUERY_ROUTE: queries the addresses and at most two path records, on kernels without
 /// [`query_addr`].
-pub fn query_route(fd: RawFd, id: u32) -> Result<rdma_ucm_query_route_resp> {
-    let answer = rdma_ucm_query_route_resp { ibdev_index: NO_INDEX, ..Default::default() };
+pub fn query_route(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_route_resp) -> Result<()> {
+    answer.ibdev_index = NO_INDEX;
     // SAFETY: the body and the answer fit the command.
     unsafe { ask(fd, RDMA_USER_CM_CMD_QUERY_ROUTE, answer, |response| rdma_ucm_query { response, id, option: 0 }) }
 }
 
 /// QUERY: returns the IP or AF_IB addresses, the device and its port.
-pub fn query_addr(fd: RawFd, id: u32) -> Result<rdma_ucm_query_addr_resp> {
-    let answer = rdma_ucm_query_addr_resp { ibdev_index: NO_INDEX, ..Default::default() };
+pub fn query_addr(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
+    answer.ibdev_index = NO_INDEX;
     // SAFETY: the kernel's answer to this option is such a structure.
     unsafe { query(fd, id, RDMA_USER_CM_QUERY_ADDR, answer) }
 }
 
 /// QUERY: returns the GIDs, as AF_IB addresses.
-pub fn query_gid(fd: RawFd, id: u32) -> Result<rdma_ucm_query_addr_resp> {
+pub fn query_gid(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
     // SAFETY: the kernel's answer to this option is such a structure.
-    unsafe { query(fd, id, RDMA_USER_CM_QUERY_GID, Default::default()) }
+    unsafe { query(fd, id, RDMA_USER_CM_QUERY_GID, answer) }
 }
 
 /// # Safety
 /// The kernel's answer to `option` is a `T`, which consists of numbers.
-unsafe fn query<T>(fd: RawFd, id: u32, option: u32, answer: T) -> Result<T> {
+unsafe fn query<T>(fd: RawFd, id: u32, option: u32, answer: &mut T) -> Result<()> {
     // SAFETY: the body fits the command, and `T` the option: guaranteed by the caller.
     unsafe { ask(fd, RDMA_USER_CM_CMD_QUERY, answer, |response| rdma_ucm_query { response, id, option }) }
 }
@@ -134,11 +137,11 @@ impl Paths {
 }
 
 /// QUERY: returns the path records.
-pub fn query_path(fd: RawFd, id: u32) -> Result<Paths> {
+pub fn query_path(fd: RawFd, id: u32, answer: &mut Paths) -> Result<()> {
     const _: () = assert!(size_of::<ibv_path_data>() == size_of::<ib_path_rec_data>());
     const _: () = assert!(offset_of!(Paths, records) == offset_of!(rdma_ucm_query_path_resp, path_data));
     // SAFETY: the kernel's answer to this option begins like `Paths`, as asserted above.
-    unsafe { query(fd, id, RDMA_USER_CM_QUERY_PATH, Paths::default()) }
+    unsafe { query(fd, id, RDMA_USER_CM_QUERY_PATH, answer) }
 }
 
 /// CONNECT. `fill` sets the parameters and the vendor options.
@@ -189,10 +192,10 @@ pub fn disconnect(fd: RawFd, id: u32) -> Result<()> {
 }
 
 /// INIT_QP_ATTR: returns the attributes for a QP's transition to `qp_state`.
-pub fn init_qp_attr(fd: RawFd, id: u32, qp_state: u32) -> Result<ib_uverbs_qp_attr> {
+pub fn init_qp_attr(fd: RawFd, id: u32, qp_state: u32, answer: &mut ib_uverbs_qp_attr) -> Result<()> {
     let body = |response| rdma_ucm_init_qp_attr { response, id, qp_state };
     // SAFETY: the body and the answer fit the command.
-    unsafe { ask(fd, RDMA_USER_CM_CMD_INIT_QP_ATTR, ib_uverbs_qp_attr::default(), body) }
+    unsafe { ask(fd, RDMA_USER_CM_CMD_INIT_QP_ATTR, answer, body) }
 }
 
 /// NOTIFY: reports an asynchronous event of the QP.
@@ -287,9 +290,10 @@ pub unsafe fn set_option(fd: RawFd, id: u32, level: u32, name: u32, value: *cons
 /// were reported on the old channel.
 pub fn migrate_id(fd: RawFd, id: u32, from: RawFd) -> Result<u32> {
     let body = |response| rdma_ucm_migrate_id { response, id, fd: from as u32 };
-    let answer = rdma_ucm_migrate_resp::default();
+    let mut answer = rdma_ucm_migrate_resp::default();
     // SAFETY: the body and the answer fit the command.
-    unsafe { ask(fd, RDMA_USER_CM_CMD_MIGRATE_ID, answer, body) }.map(|answer| answer.events_reported)
+    unsafe { ask(fd, RDMA_USER_CM_CMD_MIGRATE_ID, &mut answer, body)? };
+    Ok(answer.events_reported)
 }
 
 /// The structures for addresses in commands.

@@ -35,17 +35,16 @@ unsafe fn issue<T>(fd: RawFd, cmd: u32, body: T, out: usize) -> Result<()> {
     unsafe { issue_filled(fd, cmd, out, |place: &mut T| *place = body) }
 }
 
-/// Like [`issue`], for a command with an answer, whose initial value is `answer`. `body` makes the
-/// command's structure from the address of the answer.
+/// Like [`issue`], for a command with an answer, which the kernel writes to `answer`. `body` makes
+/// the command's structure from the address of the answer.
 ///
 /// # Safety
 /// The structure is as [`issue`] requires it. The kernel's answer is an `A`, which consists of
 /// numbers.
-unsafe fn ask<A, T>(fd: RawFd, cmd: u32, mut answer: A, body: impl FnOnce(u64) -> T) -> Result<A> {
-    let body = body(response(&raw mut answer));
+unsafe fn ask<A, T>(fd: RawFd, cmd: u32, answer: &mut A, body: impl FnOnce(u64) -> T) -> Result<()> {
+    let body = body(response(answer));
     // SAFETY: the body fits `cmd`: guaranteed by the caller. The answer is writable for its size.
-    unsafe { issue(fd, cmd, body, size_of::<A>())? };
-    Ok(answer)
+    unsafe { issue(fd, cmd, body, size_of::<A>()) }
 }
 
 /// Like [`issue`], but avoids a copy of a long structure: `fill` sets the zeroed structure in
