@@ -92,22 +92,22 @@ pub fn resolve_route(fd: RawFd, id: u32, timeout_ms: u32) -> Result<()> {
     unsafe { issue(fd, RDMA_USER_CM_CMD_RESOLVE_ROUTE, rdma_ucm_resolve_route { id, timeout_ms }, 0) }
 }
 
-/// QUERY_ROUTE: queries the addresses and at most two path records, on kernels without
-/// [`query_addr`].
+/// QUERY_ROUTE: writes the addresses and at most two path records to `answer`, which is all zeros,
+/// on kernels without [`query_addr`].
 pub fn query_route(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_route_resp) -> Result<()> {
     answer.ibdev_index = NO_INDEX;
     // SAFETY: the body and the answer fit the command.
     unsafe { ask(fd, RDMA_USER_CM_CMD_QUERY_ROUTE, answer, |response| rdma_ucm_query { response, id, option: 0 }) }
 }
 
-/// QUERY: returns the IP or AF_IB addresses, the device and its port.
+/// QUERY: writes the IP or AF_IB addresses, the device and its port to `answer`, which is all zeros.
 pub fn query_addr(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
     answer.ibdev_index = NO_INDEX;
     // SAFETY: the kernel's answer to this option is such a structure.
     unsafe { query(fd, id, RDMA_USER_CM_QUERY_ADDR, answer) }
 }
 
-/// QUERY: returns the GIDs, as AF_IB addresses.
+/// QUERY: writes the GIDs, as AF_IB addresses, to `answer`, which is all zeros.
 pub fn query_gid(fd: RawFd, id: u32, answer: &mut rdma_ucm_query_addr_resp) -> Result<()> {
     // SAFETY: the kernel's answer to this option is such a structure.
     unsafe { query(fd, id, RDMA_USER_CM_QUERY_GID, answer) }
@@ -136,7 +136,7 @@ impl Paths {
     }
 }
 
-/// QUERY: returns the path records.
+/// QUERY: writes the path records to `answer`, which is all zeros.
 pub fn query_path(fd: RawFd, id: u32, answer: &mut Paths) -> Result<()> {
     const _: () = assert!(size_of::<ibv_path_data>() == size_of::<ib_path_rec_data>());
     const _: () = assert!(offset_of!(Paths, records) == offset_of!(rdma_ucm_query_path_resp, path_data));
@@ -191,7 +191,8 @@ pub fn disconnect(fd: RawFd, id: u32) -> Result<()> {
     unsafe { issue(fd, RDMA_USER_CM_CMD_DISCONNECT, rdma_ucm_disconnect { id }, 0) }
 }
 
-/// INIT_QP_ATTR: returns the attributes for a QP's transition to `qp_state`.
+/// INIT_QP_ATTR: writes the attributes for a QP's transition to `qp_state` to `answer`, which is all
+/// zeros.
 pub fn init_qp_attr(fd: RawFd, id: u32, qp_state: u32, answer: &mut ib_uverbs_qp_attr) -> Result<()> {
     let body = |response| rdma_ucm_init_qp_attr { response, id, qp_state };
     // SAFETY: the body and the answer fit the command.

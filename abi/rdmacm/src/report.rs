@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
-use std::ptr::{null, with_exposed_provenance};
+use std::ptr::{null, without_provenance};
 
 use libc::{sockaddr, socklen_t};
 use rdmacm_core::cm::{self, Id};
@@ -22,8 +22,8 @@ use crate::args;
 pub struct Call {
     name: &'static str,
     about: About,
-    /// The id's address or the descriptor.
-    object: usize,
+    /// The id, or the descriptor as an address.
+    object: *const rdma_cm_id,
     /// The address argument, or NULL.
     address: *const sockaddr,
     len: socklen_t,
@@ -46,33 +46,33 @@ enum About {
 
 impl Call {
     #[inline]
-    const fn about(name: &'static str, about: About, object: usize) -> Call {
+    const fn about(name: &'static str, about: About, object: *const rdma_cm_id) -> Call {
         Call { name, about, object, address: null(), len: 0 }
     }
 
     /// Creates a call that concerns no existing id or rsocket.
     #[inline]
     pub const fn new(name: &'static str) -> Call {
-        Call::about(name, About::Nothing, 0)
+        Call::about(name, About::Nothing, null())
     }
 
     /// Creates a call that concerns an id. The id is NULL, or still live if the call fails, as the
     /// C contract requires.
     #[inline]
-    pub fn id(name: &'static str, id: *mut rdma_cm_id) -> Call {
-        Call::about(name, About::Id, id.expose_provenance())
+    pub const fn id(name: &'static str, id: *mut rdma_cm_id) -> Call {
+        Call::about(name, About::Id, id)
     }
 
     /// Creates a call that concerns an id, and that may destroy the id.
     #[inline]
-    pub fn gone(name: &'static str, id: *mut rdma_cm_id) -> Call {
-        Call::about(name, About::Gone, id.expose_provenance())
+    pub const fn gone(name: &'static str, id: *mut rdma_cm_id) -> Call {
+        Call::about(name, About::Gone, id)
     }
 
     /// Creates a call that concerns the rsocket of a descriptor, if there is one.
     #[inline]
     pub const fn socket(name: &'static str, fd: c_int) -> Call {
-        Call::about(name, About::Socket, fd as usize)
+        Call::about(name, About::Socket, without_provenance(fd as usize))
     }
 
     /// Adds the address argument.
@@ -96,26 +96,26 @@ impl Call {
         if address.is_null() { self } else { Call { about: About::Sending, address, len, ..self } }
     }
 
-    fn id_address(&self) -> *const rdma_cm_id {
-        with_exposed_provenance(self.object)
+    fn fd(&self) -> c_int {
+        self.object.addr() as c_int
     }
 
     fn subject(&self) -> Subject {
         match self.about {
             About::Nothing => Subject::Nothing,
-            About::Id | About::Gone => Subject::Id(self.id_address()),
-            About::Socket | About::Sending => Subject::Socket(self.object as c_int),
+            About::Id | About::Gone => Subject::Id(self.object),
+            About::Socket | About::Sending => Subject::Socket(self.fd()),
         }
     }
 
     /// Returns the addresses and device of the id or rsocket; `None` if nothing is known. The
     /// address argument replaces an unknown address, and for a datagram the peer's address.
     fn endpoints(&self) -> Option<Endpoints> {
-        let fd = self.object as c_int;
+        let fd = self.fd();
         let mut endpoints = match self.about {
             About::Nothing | About::Gone => None,
             // SAFETY: the id is NULL or live: guaranteed by the shim that made the `Call`.
-            About::Id => unsafe { Id::from_c(self.id_address().cast_mut()).ok().map(cm::log::endpoints) },
+            About::Id => unsafe { Id::from_c(self.object.cast_mut()).ok().map(cm::log::endpoints) },
             About::Sending if !calls::is_datagram(fd) => return calls::endpoints(fd),
             About::Socket | About::Sending => calls::endpoints(fd),
         };
@@ -129,6 +129,13 @@ impl Call {
             }
         }
         endpoints
+    }
+
+    /// Logs the failure of the call, sets `errno`, and returns `failed`.
+    #[inline]
+    fn failed<T>(self, error: Errno, failed: T) -> T {
+        fail(self.name, self.about, self.object, self.address, self.len, error);
+        failed
     }
 }
 
@@ -187,19 +194,17 @@ fn errno() -> &'static Cell<c_int> {
     unsafe { &*libc::__errno_location().cast() }
 }
 
-impl Call {
-    /// Logs the failure of the call, sets `errno`, and returns `failed`.
-    #[inline]
-    fn failed<T>(self, error: Errno, failed: T) -> T {
-        fail(self.name, self.about, self.object, self.address, self.len, error);
-        failed
-    }
-}
-
 /// [`Call::failed`] for the fields of a call, which are passed in registers.
 #[cold]
 #[inline(never)]
-fn fail(name: &'static str, about: About, object: usize, address: *const sockaddr, len: socklen_t, error: Errno) {
+fn fail(
+    name: &'static str,
+    about: About,
+    object: *const rdma_cm_id,
+    address: *const sockaddr,
+    len: socklen_t,
+    error: Errno,
+) {
     let call = Call { name, about, object, address, len };
     diag::call_failed(name, call.subject(), error, || call.endpoints());
     errno().set(error.get());

@@ -67,6 +67,7 @@ pub fn add(fd: c_int, backlog: c_int) {
     log::listener(fd, &own, try_add(fd, &own, backlog).err());
 }
 
+/// Returns why the listener is TCP's: for good, or with `Slots` until there is room.
 fn try_add(fd: c_int, own: &SockAddr, backlog: c_int) -> Result<(), Reason> {
     Reason::NotOwn.unless(members::is_own(fd))?;
     Reason::Loopback.unless(!own.address().is_loopback())?;
