@@ -49,6 +49,16 @@ enum Socket {
     Datagram(Arc<Dgram>),
 }
 
+/// Makes the same call for either kind of socket.
+macro_rules! for_either {
+    ($socket:expr, |$name:ident| $call:expr) => {
+        match $socket {
+            Socket::Stream($name) => $call,
+            Socket::Datagram($name) => $call,
+        }
+    };
+}
+
 static TABLE: Table<Object> = Table::new();
 
 /// Whether the table has ever had an object. The flag is in `.data`, whose page the loader has
@@ -63,8 +73,7 @@ impl Lookup for Sockets {
     #[inline]
     fn find(&self, fd: c_int) -> Option<Arc<dyn Pollable>> {
         match TABLE.get(fd).as_deref() {
-            Some(Object::Socket(Socket::Stream(socket))) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
-            Some(Object::Socket(Socket::Datagram(socket))) => Some(Arc::clone(socket) as Arc<dyn Pollable>),
+            Some(Object::Socket(socket)) => Some(for_either!(socket, |socket| Arc::clone(socket) as Arc<dyn Pollable>)),
             // The kernel polls an epoll instance like any other descriptor.
             Some(Object::Epoll(_)) => None,
             None if library_fds::is_closing(fd) => pollable::closed().ok(),
@@ -115,8 +124,7 @@ fn register(fd: c_int, object: Object) -> Result<c_int> {
 /// Returns the addresses of an rsocket for log messages, as far as they are known.
 pub fn endpoints(fd: c_int) -> Option<Endpoints> {
     match &*TABLE.pin(fd)? {
-        Object::Socket(Socket::Stream(socket)) => socket.endpoints(),
-        Object::Socket(Socket::Datagram(socket)) => socket.endpoints(),
+        Object::Socket(socket) => for_either!(socket, |socket| socket.endpoints()),
         Object::Epoll(_) => None,
     }
 }
@@ -148,10 +156,7 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int> {
 
 /// rbind(3).
 pub fn bind(fd: c_int, addr: &SockAddr) -> Result<()> {
-    match socket_of(fd)? {
-        Socket::Stream(socket) => socket.bind(addr),
-        Socket::Datagram(socket) => socket.bind(addr),
-    }
+    for_either!(socket_of(fd)?, |socket| socket.bind(addr))
 }
 
 /// rlisten(3).
@@ -179,10 +184,7 @@ pub fn connect(fd: c_int, addr: Option<&SockAddr>) -> Result<()> {
 
 /// rshutdown(3).
 pub fn shutdown(fd: c_int, how: c_int) -> Result<()> {
-    cancel::never(|| match socket_of(fd)? {
-        Socket::Stream(socket) => socket.shutdown(how),
-        Socket::Datagram(socket) => socket.shutdown(how),
-    })
+    cancel::never(|| for_either!(socket_of(fd)?, |socket| socket.shutdown(how)))
 }
 
 /// rclose(3).
@@ -361,18 +363,12 @@ pub fn select(nfds: c_int, sets: &mut Sets<'_>, timeout: Option<&mut timeval>) -
 
 /// rgetsockname(3).
 pub fn local_name(fd: c_int) -> Result<sockaddr_storage> {
-    match socket_of(fd)? {
-        Socket::Stream(socket) => socket.local_name(),
-        Socket::Datagram(socket) => socket.local_name(),
-    }
+    for_either!(socket_of(fd)?, |socket| socket.local_name())
 }
 
 /// rgetpeername(3).
 pub fn peer_name(fd: c_int) -> Result<sockaddr_storage> {
-    match socket_of(fd)? {
-        Socket::Stream(socket) => socket.peer_name(),
-        Socket::Datagram(socket) => socket.peer_name(),
-    }
+    for_either!(socket_of(fd)?, |socket| socket.peer_name())
 }
 
 /// Returns the address that rrecvfrom(3) reports for data of a stream: the peer's as in rdma-core,
@@ -393,10 +389,7 @@ pub fn option(fd: c_int, level: c_int, name: c_int) -> Result<Value> {
     match (level, name) {
         (private::LEVEL, private::IS_OWN) => Ok(Value::int(library_fds::is_own(fd).into())),
         (private::LEVEL, private::MARKS) => Ok(Value::marks(library_fds::marks())),
-        _ => match socket_of(fd)? {
-            Socket::Stream(socket) => socket.option(level, name),
-            Socket::Datagram(socket) => socket.option(level, name),
-        },
+        _ => for_either!(socket_of(fd)?, |socket| socket.option(level, name)),
     }
 }
 
@@ -411,10 +404,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> Result<
         (private::LEVEL, private::HANDED_OVER) => stream(fd)?.hand_over()?,
         (private::LEVEL, private::HAND_OVER) => hand_over(fd, value)?,
         (private::LEVEL, private::FORK) => process::step(stream::number(value)?)?,
-        _ => match socket_of(fd)? {
-            Socket::Stream(socket) => socket.set_option(level, name, value)?,
-            Socket::Datagram(socket) => socket.set_option(level, name, value)?,
-        },
+        _ => for_either!(socket_of(fd)?, |socket| socket.set_option(level, name, value))?,
     }
     Ok(())
 }

@@ -96,19 +96,14 @@ impl Request {
     }
 }
 
-/// Replaces the errors of a process without access to the connection manager by `ENOMEM`
-/// (docs/compatibility.md).
-fn to_enomem(error: Errno) -> Errno {
-    match error.get() {
-        libc::ENOENT | libc::EACCES => Errno::ENOMEM,
-        _ => error,
-    }
-}
-
 impl CmId {
     /// Creates an id in `port_space`, and its channel.
     pub fn new(port_space: u32) -> Result<CmId> {
-        let channel = cm::create_event_channel().map_err(to_enomem)?.into_c();
+        let channel = match cm::create_event_channel() {
+            // The process has no access to the connection manager (docs/compatibility.md).
+            Err(Errno::ENOENT | Errno::EACCES) => return Err(Errno::ENOMEM),
+            created => created?.into_c(),
+        };
         // SAFETY: the channel is live, and only this call uses it. After a failure the channel has
         // no ids.
         let id =

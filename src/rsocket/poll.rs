@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 use libc::{POLLIN, pollfd};
 
 use super::config::defaults;
-use super::poll_waiter::{Spinning, Waiting};
-use super::pollable::{Lookup, Pollable, Watcher, reported, wanted};
+use super::poll_waiter::{Spinning, Waiter, Waiting};
+use super::pollable::{Lookup, Pollable, reported, wanted};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::{SmallList, try_push_small};
 use crate::os::cancel::{self, in_call, sleep, with_cleanup};
 use crate::os::event::{self, Deadline};
 
 /// Number of descriptors that are handled without allocation.
-const INLINE_FDS: usize = 32;
+pub const INLINE_FDS: usize = 32;
 
 /// poll(2) rejects more descriptors than RLIMIT_NOFILE. Reading the limit costs a system call,
 /// which is omitted for fewer descriptors than the default limit.
@@ -90,10 +90,10 @@ fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline, jus
     let (mut any, mut others) = (false, false);
     for fd in fds.iter_mut() {
         fd.revents = 0;
-        let member = Member::new(if fd.fd < 0 { None } else { lookup.find(fd.fd) });
-        any |= member.rsocket.is_some();
-        others |= fd.fd >= 0 && member.rsocket.is_none();
-        try_push_small(&mut members, member)?;
+        let rsocket = if fd.fd < 0 { None } else { lookup.find(fd.fd) };
+        any |= rsocket.is_some();
+        others |= fd.fd >= 0 && rsocket.is_none();
+        try_push_small(&mut members, Member { rsocket, stale: Cell::new(true) })?;
     }
     if !any {
         return event::poll(fds, deadline.left()).map(count);
@@ -127,7 +127,7 @@ fn ready_now<L: Lookup>(lookup: &L, fds: &mut [pollfd]) -> Result<Option<usize>>
 /// if the rsocket was closed.
 pub fn wait_one(rsocket: &Arc<dyn Pollable>, events: c_short, deadline: Deadline) -> Result<c_short> {
     let mut fds = [pollfd { fd: 0, events, revents: 0 }];
-    let members = [Member::new(Some(Arc::clone(rsocket)))];
+    let members = [Member { rsocket: Some(Arc::clone(rsocket)), stale: Cell::new(true) }];
     Call { fds: &mut fds, members: &members, others: false }.run(deadline, false)?;
     Ok(fds[0].revents)
 }
@@ -144,12 +144,6 @@ struct Member {
     /// Whether the rsocket has to be polled. False if the rsocket was armed, and since then no
     /// descriptor became readable and no notice arrived: the rsocket has not changed.
     stale: Cell<bool>,
-}
-
-impl Member {
-    fn new(rsocket: Option<Arc<dyn Pollable>>) -> Member {
-        Member { rsocket, stale: Cell::new(true) }
-    }
 }
 
 struct Call<'a> {
@@ -263,16 +257,16 @@ impl Call<'_> {
 /// Registers a watcher with rsockets until it is dropped.
 struct WatcherGuard<'a> {
     members: &'a [Member],
-    watcher: &'a Arc<dyn Watcher>,
+    watcher: &'a Arc<Waiter>,
 }
 
 impl<'a> WatcherGuard<'a> {
-    fn begin(members: &'a [Member], watcher: &'a Arc<dyn Watcher>) -> Result<WatcherGuard<'a>> {
+    fn begin(members: &'a [Member], watcher: &'a Arc<Waiter>) -> Result<WatcherGuard<'a>> {
         // After a failure, the guard also removes the watcher from rsockets to which it was not
         // added, which has no effect.
         let guard = WatcherGuard { members, watcher };
         for rsocket in members.iter().filter_map(|member| member.rsocket.as_ref()) {
-            match rsocket.watchers().add(Arc::clone(watcher)) {
+            match rsocket.watchers().add(watcher.clone()) {
                 // The next poll reports a closed rsocket.
                 Ok(()) | Err(Errno::EBADF) => {}
                 Err(error) => return Err(error),
@@ -351,7 +345,7 @@ impl Set {
     fn take_events(&self, call: &Call<'_>, waiting: &Waiting) {
         for (_, owner) in self.results().filter(|(revents, _)| *revents != 0) {
             if owner == WAITER {
-                waiting.clear();
+                waiting.watcher.clear();
                 call.members.iter().for_each(|member| member.stale.set(true));
             } else if let Some(member) = call.members.get(owner)
                 && let Some(rsocket) = &member.rsocket

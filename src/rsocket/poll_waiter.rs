@@ -30,7 +30,7 @@ impl Waiter {
     }
 
     /// Makes the descriptor unreadable. The caller polls the rsockets afterwards.
-    fn clear(&self) {
+    pub fn clear(&self) {
         // The order matters: a notice between the two steps does not raise the eventfd again, but
         // the caller polls the rsockets afterwards and sees its change.
         self.event.clear();
@@ -60,43 +60,36 @@ loom::thread_local! {
 /// The thread's waiter, in use until it is dropped. A signal handler that waits while the thread
 /// waits uses another one.
 pub struct Waiting {
-    waiter: Arc<Waiter>,
     /// The watcher to add to the rsockets.
-    pub watcher: Arc<dyn Watcher>,
+    pub watcher: Arc<Waiter>,
 }
 
 impl Waiting {
     /// Takes the thread's waiter. Creates one for the first wait and after a fork().
     pub fn begin() -> Result<Waiting> {
         let spare = SPARE.try_with(Cell::take).unwrap_or(None);
-        let waiter = match spare.filter(|spare| spare.owner.is_this_process()) {
+        let watcher = match spare.filter(|spare| spare.owner.is_this_process()) {
             Some(spare) => spare,
             None => Waiter::new()?,
         };
         // If a notice is still raising the eventfd, the rsockets are polled once more than
         // necessary.
-        if waiter.raised.load(Ordering::SeqCst) {
-            waiter.clear();
+        if watcher.raised.load(Ordering::SeqCst) {
+            watcher.clear();
         }
-        Ok(Waiting { watcher: waiter.clone(), waiter })
+        Ok(Waiting { watcher })
     }
 
     /// Returns the descriptor that is readable after a notice.
     pub fn descriptor(&self) -> RawFd {
-        self.waiter.event.as_raw_fd()
-    }
-
-    /// Makes the descriptor unreadable after it was found readable. The caller polls the rsockets
-    /// afterwards.
-    pub fn clear(&self) {
-        self.waiter.clear();
+        self.watcher.event.as_raw_fd()
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
         // The thread-local variable may be destroyed already, in a thread that is ending.
-        drop(SPARE.try_with(|spare| spare.replace(Some(self.waiter.clone()))));
+        drop(SPARE.try_with(|spare| spare.replace(Some(self.watcher.clone()))));
     }
 }
 

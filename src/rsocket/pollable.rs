@@ -7,6 +7,7 @@
 
 use std::ffi::{c_int, c_short};
 use std::mem;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -184,10 +185,11 @@ impl Watchers {
 
     /// Removes a watcher once, if it is in the list. Afterwards it gets no [`Notice::Changed`],
     /// unless it was added several times.
-    pub fn remove(&self, watcher: &Arc<dyn Watcher>) {
+    pub fn remove(&self, watcher: &Arc<impl Watcher + ?Sized>) {
         let mut list = self.list.lock();
         // The watcher that was added last is often the first to be removed.
-        let removed = list.iter().rposition(|there| is_same(there, watcher)).map(|index| list.swap_remove(index));
+        let index = list.iter().rposition(|there| address(there) == address(watcher));
+        let removed = index.map(|index| list.swap_remove(index));
         self.count.store(list.len(), Ordering::SeqCst);
         drop(list);
         drop(removed);
@@ -210,20 +212,21 @@ impl Watchers {
     pub fn notify(&self, notice: Notice) {
         match notice {
             Notice::Changed if self.is_empty() => {}
-            Notice::Changed => self.changed(None),
+            Notice::Changed => self.changed(ptr::null()),
             Notice::Closed => self.close(),
         }
     }
 
     /// Sends [`Notice::Changed`] to all watchers but `own`, which has read an event that the others
     /// may wait for, too.
-    pub fn notify_except(&self, own: &Arc<dyn Watcher>) {
-        self.changed(Some(own));
+    pub fn notify_except(&self, own: &Arc<impl Watcher + ?Sized>) {
+        self.changed(address(own));
     }
 
-    fn changed(&self, own: Option<&Arc<dyn Watcher>>) {
+    /// Sends [`Notice::Changed`] to all watchers but the one at the address `own`.
+    fn changed(&self, own: *const ()) {
         for watcher in self.list.lock().iter() {
-            if own.is_none_or(|own| !is_same(own, watcher)) {
+            if address(watcher) != own {
                 Arc::clone(watcher).notice(Notice::Changed);
             }
         }
@@ -241,10 +244,10 @@ impl Watchers {
     }
 }
 
-/// Returns whether `a` and `b` are the same object. The pointers to the virtual table may differ,
-/// so they are not compared.
-fn is_same(a: &Arc<dyn Watcher>, b: &Arc<dyn Watcher>) -> bool {
-    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+/// Returns what identifies a watcher: its address without the pointer to a virtual table, which may
+/// differ.
+fn address(watcher: &Arc<impl Watcher + ?Sized>) -> *const () {
+    Arc::as_ptr(watcher).cast()
 }
 
 #[cfg(all(test, not(loom)))]

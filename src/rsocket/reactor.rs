@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{mem, ptr};
 
-use self::registrations::{Call, Due, Reactor, Registration, SECOND};
+use self::registrations::{Call, Due, Reactor, SECOND};
 use crate::cm::GlobalLock;
 use crate::errno::{Errno, Result};
 use crate::os::event;
@@ -69,7 +69,7 @@ pub fn register(role: Role, fd: c_int, is_enabled: bool, service: Arc<dyn Servic
         Some(reactor) => reactor,
         none => none.insert(Reactor::start()?),
     };
-    reactor.add(Registration::new(role, fd, is_enabled, service))
+    reactor.add(role, fd, is_enabled, service)
 }
 
 /// Calls `call` with the reactor locked. Returns `None` if there is no reactor.
@@ -176,12 +176,6 @@ pub(super) unsafe fn after_fork_in_child() {
 
 /// Counts changes of the worker's queue. The worker sleeps until the count changes.
 static JOBS: Changes = Changes::new();
-
-/// Starts both threads. If only the first one can be started, it finds no reactor, and ends.
-fn start_threads() -> Result<()> {
-    spawn(handle_events)?;
-    spawn(work)
-}
 
 /// Starts a thread of the reactor. All signals are blocked, so that
 /// the thread receives none of the program's. The standard library's spawn would abort without

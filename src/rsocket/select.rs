@@ -8,7 +8,7 @@ use libc::{
     timeval,
 };
 
-use super::poll::poll_until;
+use super::poll::{INLINE_FDS, poll_until};
 use super::pollable::Lookup;
 use crate::errno::{Errno, Result};
 use crate::os::alloc::{SmallList, try_push_small};
@@ -18,7 +18,6 @@ use crate::os::event::Deadline;
 pub type Word = c_ulong;
 
 const BITS: usize = Word::BITS as usize;
-const INLINE_FDS: usize = 32;
 
 // The events that the kernel polls for in each set, and the results that count for the set
 // (fs/select.c).

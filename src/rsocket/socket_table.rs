@@ -67,7 +67,9 @@ fn table() -> Option<&'static Table> {
 
 /// Creates a table: a memory file and its mapping.
 fn create() -> Option<(*mut Table, OwnFd)> {
-    let fd = memory_file()?;
+    // SAFETY: the name is a C string.
+    let file = |flags| OwnFd::new(unsafe { libc::memfd_create(layout::NAME.as_ptr(), flags) });
+    let fd = file(libc::MFD_CLOEXEC | NOEXEC_SEAL).or_else(|_| file(libc::MFD_CLOEXEC)).ok()?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice, which the sparse file backs.
@@ -87,13 +89,6 @@ fn create() -> Option<(*mut Table, OwnFd)> {
     header.pid.store(std::process::id(), Relaxed);
     header.magic.store(layout::MAGIC, Release);
     Some((start, fd))
-}
-
-/// Creates a memory file.
-fn memory_file() -> Option<OwnFd> {
-    // SAFETY: the name is a C string.
-    let create = |flags| OwnFd::new(unsafe { libc::memfd_create(layout::NAME.as_ptr(), flags) });
-    create(libc::MFD_CLOEXEC | NOEXEC_SEAL).or_else(|_| create(libc::MFD_CLOEXEC)).ok()
 }
 
 /// The entry of an rsocket. Dropping it frees the entry in the table.

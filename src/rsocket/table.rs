@@ -176,12 +176,9 @@ impl<T: Send + Sync> Table<T> {
 
     /// Calls `each` with every object, in ascending order of the descriptors.
     pub fn for_each(&self, mut each: impl FnMut(Arc<T>)) {
-        for chunk in 0..CHUNKS {
-            for slot in self.chunk(chunk) {
-                // Pinning an empty slot would write to its page, which may use no memory yet.
-                if slot.object.load(Ordering::Relaxed).is_null() {
-                    continue;
-                }
+        for slot in (0..CHUNKS).flat_map(|chunk| self.chunk(chunk)) {
+            // Pinning an empty slot would write to its page, which may use no memory yet.
+            if !slot.object.load(Ordering::Relaxed).is_null() {
                 slot.get().into_iter().for_each(&mut each);
             }
         }
@@ -193,14 +190,12 @@ impl<T: Send + Sync> Table<T> {
     /// # Safety
     /// The process has no other thread.
     pub unsafe fn after_fork(&self) {
-        for chunk in 0..CHUNKS {
-            for slot in self.chunk(chunk) {
-                // Write only where necessary: the child shares unchanged pages with the parent.
-                if slot.pins.load(Ordering::Relaxed) != 0 {
-                    // Leak the reference that `get` takes.
-                    let _ = ManuallyDrop::new(slot.get());
-                    slot.pins.store(0, Ordering::Relaxed);
-                }
+        for slot in (0..CHUNKS).flat_map(|chunk| self.chunk(chunk)) {
+            // Write only where necessary: the child shares unchanged pages with the parent.
+            if slot.pins.load(Ordering::Relaxed) != 0 {
+                // Leak the reference that `get` takes.
+                let _ = ManuallyDrop::new(slot.get());
+                slot.pins.store(0, Ordering::Relaxed);
             }
         }
     }

@@ -230,9 +230,17 @@ impl Dgram {
         }
         let sent = state.send_over_udp(port, UdpOp::Data, payload, &to);
         if sent == Err(Errno::EAGAIN) {
-            state.set_udp_full();
+            state.set_udp_full(true);
         }
         sent
+    }
+
+    /// Notices that the UDP socket was full and is writable again.
+    pub(super) fn check_udp_full(&self, state: &mut State) {
+        if state.udp_full && state.udp().is_ok_and(Udp::is_writable) {
+            state.set_udp_full(false);
+            self.changed();
+        }
     }
 
     /// Sends over UD. Returns true after sending, false if the path's MTU is too small, or the
@@ -273,21 +281,17 @@ impl State {
         for port in ports.iter_mut().filter(|port| !port.broken) {
             let could_send = port.can_send();
             port.poll(|port, received| {
-                let datagram = (!*shut_read).then(|| read_header(port, &received, *domain)).flatten();
-                let datagram = datagram.map(|(mut from, start)| {
-                    if from.port() == 0 {
-                        // rdma-core states port number 0 as long as its UDP socket is not bound.
-                        from = peers.find_by_qp(from.ip(), received.qpn).unwrap_or(from);
-                    }
-                    Datagram { from, payload: Payload::Slot(port.key, received, start) }
-                });
-                match datagram.filter(|datagram| connected.is_none_or(|peer| peer == datagram.from)) {
-                    Some(datagram) if queue.try_reserve(1).is_ok() => {
-                        queue.push_back(datagram);
-                        true
-                    }
-                    _ => false,
+                let Some((mut from, start)) = read_header(port, &received, *domain) else { return false };
+                if from.port() == 0 {
+                    // rdma-core states port number 0 as long as its UDP socket is not bound.
+                    from = peers.find_by_qp(from.ip(), received.qpn).unwrap_or(from);
                 }
+                let is_wanted = !*shut_read && connected.is_none_or(|peer| peer == from);
+                let is_queued = is_wanted && queue.try_reserve(1).is_ok();
+                if is_queued {
+                    queue.push_back(Datagram { from, payload: Payload::Slot(port.key, received, start) });
+                }
+                is_queued
             });
             writable += u64::from(!could_send && port.can_send());
         }
@@ -383,24 +387,13 @@ impl State {
         self.udp()?.send(header.get(..len).unwrap_or_default(), payload, to)
     }
 
-    /// Notes that the UDP socket's send buffer is full, and makes the reactor wait until the socket
-    /// is writable.
-    fn set_udp_full(&mut self) {
-        if let Some(key) = self.key.filter(|_| !self.udp_full) {
-            reactor::set_writable_wanted(key, true);
-            self.udp_full = true;
+    /// Notes whether the UDP socket's send buffer is full. While it is, the reactor waits until the
+    /// socket is writable.
+    fn set_udp_full(&mut self, full: bool) {
+        if let Some(key) = self.key.filter(|_| self.udp_full != full) {
+            reactor::set_writable_wanted(key, full);
+            self.udp_full = full;
         }
-    }
-
-    /// Returns true if the UDP socket was full and is writable again. In this case, the reactor
-    /// stops watching for writability.
-    pub(super) fn udp_is_writable_again(&mut self) -> bool {
-        let writable = self.udp_full && self.udp().is_ok_and(Udp::is_writable);
-        if let Some(key) = self.key.filter(|_| writable) {
-            reactor::set_writable_wanted(key, false);
-            self.udp_full = false;
-        }
-        writable
     }
 }
 

@@ -52,10 +52,9 @@ pub struct Dgram {
     watchers: Watchers,
 }
 
-/// The data protected by the lock.
+/// The data protected by the lock. After the close, the default.
+#[derive(Default)]
 struct State {
-    /// `None` after the close.
-    udp: Option<Udp>,
     /// Finds the local address for a destination while the socket is not bound to an address.
     probe: Option<Probe>,
     domain: c_int,
@@ -88,11 +87,14 @@ struct State {
     error: Option<Errno>,
     shut_read: bool,
     shut_write: bool,
+    /// `None` after the close. Dropped last: the descriptor is in use as long as the ports.
+    udp: Option<Udp>,
 }
 
-/// Returns the time after which a path in use is resolved again.
-fn lifetime() -> Duration {
-    Duration::from_secs(defaults().dgram_path_lifetime.into())
+impl Default for Peers<Arc<Path>> {
+    fn default() -> Self {
+        Peers::new(Duration::from_secs(defaults().dgram_path_lifetime.into()))
+    }
 }
 
 impl Dgram {
@@ -103,24 +105,10 @@ impl Dgram {
             fd: udp.fd(),
             owner: Owner::this_process(),
             state: Lock::new(State {
-                udp: Some(udp),
-                probe: None,
                 domain,
                 nonblocking: flags & libc::SOCK_NONBLOCK != 0,
-                key: None,
-                udp_full: false,
-                options: Options::new(),
-                peers: Peers::new(lifetime()),
-                refused: None,
-                searches: Vec::new(),
-                ports: Vec::new(),
-                replaced_fds: Vec::new(),
-                queue: VecDeque::new(),
-                copied_bytes: 0,
-                connected: None,
-                error: None,
-                shut_read: false,
-                shut_write: false,
+                udp: Some(udp),
+                ..State::default()
             }),
             watchers: Watchers::default(),
         })?;
@@ -209,17 +197,16 @@ impl Dgram {
             self.close_copies();
             return Ok(());
         }
-        let mut state = self.state.lock();
-        let udp = state.udp.take().ok_or(Errno::EBADF)?;
+        let state = mem::take(&mut *self.state.lock());
+        if state.udp.is_none() {
+            return Err(Errno::EBADF);
+        }
         for key in state.searches.iter().map(|search| search.key).chain(state.key) {
             reactor::unregister(key);
         }
-        drop(state);
+        // Afterwards no call uses the objects in `state`, because every call finds the socket
+        // closed.
         self.watchers.notify(Notice::Closed);
-        // No call uses the released objects or the UDP socket any more, because every call finds
-        // the socket closed.
-        drop(self.state.lock().take_objects());
-        drop(udp);
         Ok(())
     }
 
@@ -233,7 +220,7 @@ impl Dgram {
             state.searches.iter().for_each(|search| library_fds::close(search.id.fd()));
             state.replaced_fds = Vec::new();
             state.probe = None;
-            mem::forget((state.take_objects(), state.udp.take()));
+            mem::forget(mem::take(&mut *state));
         }
     }
 }
@@ -247,30 +234,16 @@ impl State {
         flags & libc::MSG_DONTWAIT != 0 || self.nonblocking
     }
 
-    /// Returns all current poll bits.
-    fn bits(&self) -> c_short {
-        if self.udp.is_none() {
-            return POLLNVAL;
-        }
+    /// Returns the current poll bits of those in `wanted`, POLLERR and POLLHUP.
+    fn bits(&self, wanted: c_short) -> c_short {
         let set = |bits: c_short, on: bool| if on { bits } else { 0 };
         let writable = !self.udp_full && self.ports.iter().all(|port| port.broken || port.can_send());
-        set(IN, !self.queue.is_empty() || self.shut_read || self.error.is_some())
+        let all = set(IN, !self.queue.is_empty() || self.shut_read || self.error.is_some())
             | set(OUT, writable || self.shut_write)
             | set(POLLRDHUP, self.shut_read)
             | set(POLLHUP, self.shut_read && self.shut_write)
-            | set(POLLERR, self.error.is_some())
-    }
-
-    fn wanted(&self, wanted: c_short) -> c_short {
-        self.bits() & (wanted | POLLERR | POLLHUP | POLLNVAL)
-    }
-
-    /// Takes all objects but the UDP socket, in the order in which to drop them: objects on a
-    /// port's device before the port.
-    fn take_objects(&mut self) -> impl Sized + use<> {
-        let peers = mem::replace(&mut self.peers, Peers::new(lifetime()));
-        let (searches, ports) = (mem::take(&mut self.searches), mem::take(&mut self.ports));
-        (peers, searches, ports, mem::take(&mut self.replaced_fds), mem::take(&mut self.queue), self.probe.take())
+            | set(POLLERR, self.error.is_some());
+        all & (wanted | POLLERR | POLLHUP)
     }
 }
 
@@ -278,14 +251,14 @@ impl Pollable for Dgram {
     fn ready(&self, wanted: c_short) -> c_short {
         let Ok(mut state) = self.enter() else { return POLLNVAL };
         self.poll(&mut state);
-        state.wanted(wanted)
+        state.bits(wanted)
     }
 
     fn arm(&self, wanted: c_short) -> c_short {
         let Ok(mut state) = self.enter() else { return POLLNVAL };
         state.ports.iter_mut().for_each(Port::arm);
         self.poll(&mut state);
-        state.wanted(wanted)
+        state.bits(wanted)
     }
 
     fn take_event(&self) {
@@ -297,11 +270,9 @@ impl Pollable for Dgram {
     fn descriptors(&self) -> Result<Descriptors> {
         let mut all = Descriptors::new();
         if let Ok(state) = self.enter() {
-            state
-                .ports
-                .iter()
-                .filter(|port| !port.broken)
-                .try_for_each(|port| try_push_small(&mut all, port.channel.fd()))?;
+            for port in state.ports.iter().filter(|port| !port.broken) {
+                try_push_small(&mut all, port.channel.fd())?;
+            }
         }
         Ok(all)
     }
@@ -319,9 +290,7 @@ impl Service for Dgram {
         }
         if state.key.is_none_or(|own| own == key) {
             self.read_udp(&mut state);
-            if state.udp_is_writable_again() {
-                self.changed();
-            }
+            self.check_udp_full(&mut state);
         } else if !state.port_event(key) {
             self.continue_search(&mut state, key);
         }
@@ -335,8 +304,7 @@ impl Drop for Dgram {
         // In a child, leak the objects, because they belong to the parent. Otherwise the fields are
         // dropped in order.
         if !self.owner.is_this_process() {
-            let state = self.state.get_mut();
-            mem::forget((state.take_objects(), state.udp.take()));
+            mem::forget(mem::take(self.state.get_mut()));
         }
     }
 }

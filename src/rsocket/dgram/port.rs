@@ -9,15 +9,13 @@ use std::net::SocketAddr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::cm;
-use crate::diag::Endpoints;
 use crate::errno::{Errno, Result};
 use crate::ffi::{ibv_sa_path_rec, rdma_port_space};
 use crate::os::event;
 use crate::os::library_fds;
 use crate::os::sockaddr::SockAddr;
 use crate::rsocket::cm_id::CmId;
-use crate::rsocket::reactor::{self, Key};
+use crate::rsocket::reactor::{self, Key, Role, Service};
 use crate::rsocket::socket_table;
 use crate::verbs::rc::{CompletionChannel, CompletionQueue, MemoryRegion, RECV_WR_ID_FLAG, ibv_wc};
 use crate::verbs::ud::{self, AddressHandle, GRH};
@@ -78,7 +76,8 @@ pub(super) struct Port {
     entry: Option<socket_table::Entry>,
     /// The id's registration in the reactor, which identifies the port.
     pub key: Key,
-    id: CmId,
+    /// Its addresses have a port number of their own, not the socket's.
+    pub id: CmId,
 }
 
 /// A CQ.
@@ -131,14 +130,8 @@ fn device_of(id: &CmId) -> Result<(NonNull<ibv_context>, NonNull<ibv_pd>)> {
 impl Port {
     /// Creates the port of a local address. Fails with `ENODEV` if no device has the address, and
     /// with `EPROTONOSUPPORT` for devices without datagrams (iWARP). `fd` is the socket's
-    /// descriptor, for the table that rsstat(8) reads. `register` registers the id's descriptor in
-    /// the reactor.
-    pub fn new(
-        local: SocketAddr,
-        wanted: Sizes,
-        fd: c_int,
-        register: impl FnOnce(c_int) -> Result<Key>,
-    ) -> Result<Port> {
+    /// descriptor, for the table that rsstat(8) reads. `service` is called for the id's events.
+    pub fn new(local: SocketAddr, wanted: Sizes, fd: c_int, service: Arc<dyn Service>) -> Result<Port> {
         let id = bound_id(&local)?;
         let (context, pd) = device_of(&id)?;
         if id.id().transport() != Some(IBV_TRANSPORT_IB) {
@@ -192,17 +185,11 @@ impl Port {
             key: Key::default(),
             id,
         };
-        port.key = register(port.id.fd())?;
+        port.key = reactor::register(Role::Events, port.id.fd(), true, service)?;
         for slot in 0..port.receive_slots as u32 {
             port.repost(slot)?;
         }
         Ok(port)
-    }
-
-    /// Returns the id's device and addresses for log messages. The addresses have the id's port
-    /// number, not the socket's.
-    pub fn endpoints(&self) -> Endpoints {
-        cm::log::endpoints(self.id.id())
     }
 
     pub fn can_send(&self) -> bool {
@@ -343,11 +330,6 @@ impl Port {
                 }
             }
         }
-    }
-
-    /// Returns the type of the id's next event. Fails with `EAGAIN` if there is none.
-    pub fn event(&self) -> Result<u32> {
-        self.id.event().map(|event| event.kind)
     }
 
     /// Returns the path that `id` has resolved. `id` is bound to the port's address. Fails with

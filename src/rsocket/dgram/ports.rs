@@ -45,9 +45,7 @@ pub(super) struct Search {
 impl Dgram {
     /// Polls the CQs of all ports, and counts the edges.
     pub(super) fn poll(&self, state: &mut State) {
-        if state.udp_is_writable_again() {
-            self.changed();
-        }
+        self.check_udp_full(state);
         let edges = state.poll_ports();
         if edges > 0 {
             self.watchers.edges.fetch_add(edges, Ordering::Relaxed);
@@ -67,8 +65,7 @@ impl Dgram {
             return Err(Errno::ENODEV);
         }
         state.ports.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
-        let register = |fd| reactor::register(Role::Events, fd, true, self.clone());
-        let port = Port::new(local, state.options.port_sizes(), self.fd, register)
+        let port = Port::new(local, state.options.port_sizes(), self.fd, self.clone())
             .inspect_err(|_| state.refused = Some(Instant::now()))?;
         let key = port.key;
         state.ports.push(port);
@@ -183,7 +180,7 @@ impl State {
     /// Handles an event of a port's id. Returns false if `key` identifies no port.
     pub(super) fn port_event(&mut self, key: Key) -> bool {
         let Some(port) = self.port_mut(key) else { return false };
-        match port.event() {
+        match port.id.event().map(|event| event.kind) {
             Err(Errno::EAGAIN | Errno::ENOMEM) => {}
             // The hardware address of the port's interface has changed, so the paths are no longer
             // valid.
@@ -203,14 +200,9 @@ impl State {
 
     /// Ends the searches that start at a port. A later datagram to the peer starts a new search.
     pub(super) fn end_searches(&mut self, port: Key) {
-        let State { searches, peers, .. } = self;
-        searches.retain(|search| {
-            let stays = search.port != port;
-            if !stays {
-                reactor::unregister(search.key);
-                peers.search_not_started(&search.peer);
-            }
-            stays
-        });
+        for search in self.searches.extract_if(.., |search| search.port == port) {
+            reactor::unregister(search.key);
+            self.peers.search_not_started(&search.peer);
+        }
     }
 }

@@ -10,8 +10,9 @@ use libc::{
     sockaddr_storage,
 };
 
-use super::port::{MAX_MESSAGE, Port, Sizes};
+use super::port::{MAX_MESSAGE, Sizes};
 use super::{Dgram, udp};
+use crate::cm;
 use crate::diag::Endpoints;
 use crate::errno::{Errno, Result};
 use crate::ffi::{RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA};
@@ -39,11 +40,13 @@ pub(super) struct Options {
     pub send_timeout: Option<Duration>,
 }
 
-impl Options {
-    pub fn new() -> Options {
+impl Default for Options {
+    fn default() -> Options {
         Options { sizes: *defaults(), receive_timeout: None, send_timeout: None }
     }
+}
 
+impl Options {
     /// Returns the requested queue sizes, limited to the number of full datagrams that fit into the
     /// buffers.
     pub fn port_sizes(&self) -> Sizes {
@@ -75,7 +78,7 @@ impl Dgram {
             [port] => Some(port),
             ports => ports.iter().find(|port| port.local.ip() == local.ip()),
         };
-        let mut endpoints = port.map_or(Endpoints::NONE, Port::endpoints);
+        let mut endpoints = port.map_or(Endpoints::NONE, |port| cm::log::endpoints(port.id.id()));
         endpoints.src = port.map_or(name, |port| *SockAddr::from_inet(&port.local).storage());
         endpoints.dst = state.connected.map_or(Endpoints::NONE.dst, |to| *SockAddr::from_inet(&to).storage());
         Some(endpoints)
@@ -218,7 +221,7 @@ mod tests {
 
     #[test]
     fn queues_are_limited_by_the_buffers() {
-        let mut options = Options::new();
+        let mut options = Options::default();
         options.sizes = Defaults { sq: 384, rq: 10, send_buffer: 1 << 17, receive_buffer: 1 << 17, ..options.sizes };
         let sizes = options.port_sizes();
         assert_eq!((sizes.send, sizes.receive), (64, 10));

@@ -11,7 +11,7 @@ use libc::{
 
 use super::Epoll;
 use crate::errno::{Errno, Result};
-use crate::os::alloc::{SmallList, try_arc, try_push_small};
+use crate::os::alloc::{SmallList, try_arc};
 use crate::os::event::KernelEpoll;
 use crate::os::sync::Mutex;
 use crate::rsocket::pollable::{self, Notice, Pollable, Watcher};
@@ -75,16 +75,9 @@ pub enum Decision {
 }
 
 impl Interest {
-    pub fn is_edge(self) -> bool {
-        self.events & EPOLLET as u32 != 0
-    }
-
-    pub fn is_oneshot(self) -> bool {
-        self.events & EPOLLONESHOT as u32 != 0
-    }
-
-    pub fn is_exclusive(self) -> bool {
-        self.events & EPOLLEXCLUSIVE as u32 != 0
+    /// Returns whether the program has set one of these flags.
+    pub fn has(self, flags: c_int) -> bool {
+        self.events & flags as u32 != 0
     }
 
     /// Returns the requested events as poll(2) bits.
@@ -103,7 +96,7 @@ impl Interest {
     /// Returns the events for the member's descriptors in the main epoll: level-triggered if a wait
     /// may leave an event unread.
     fn events(self) -> u32 {
-        let edge = if self.is_edge() || self.is_oneshot() { EPOLLET } else { 0 };
+        let edge = if self.has(EPOLLET | EPOLLONESHOT) { EPOLLET } else { 0 };
         (EPOLLIN | edge) as u32
     }
 }
@@ -172,7 +165,7 @@ impl Member {
     /// `EINVAL` for a member with EPOLLEXCLUSIVE.
     pub fn modify(&self, interest: Interest) -> Result<()> {
         let mut state = self.state.lock();
-        if state.interest.is_exclusive() {
+        if state.interest.has(EPOLLEXCLUSIVE) {
             return Err(Errno::EINVAL);
         }
         state.interest = interest;
@@ -220,11 +213,10 @@ impl Member {
         }
         for &fd in now {
             if !state.descriptors.as_slice().iter().any(|(there, _)| *there == fd) {
-                // Add to the list first: a descriptor in the epoll must be in the list.
-                try_push_small(&mut state.descriptors, (fd, active))?;
-                main.control(EPOLL_CTL_ADD, fd, event(active)).inspect_err(|_| {
-                    state.descriptors.pop();
-                })?;
+                // Reserve memory first: a descriptor in the epoll must be in the list.
+                state.descriptors.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
+                main.control(EPOLL_CTL_ADD, fd, event(active))?;
+                state.descriptors.push((fd, active));
                 unmuted = true;
             }
         }
@@ -251,7 +243,7 @@ impl Member {
         if !ready {
             return Decision::Nothing;
         }
-        state.enabled = !state.interest.is_oneshot();
+        state.enabled = !state.interest.has(EPOLLONESHOT);
         Decision::Report
     }
 

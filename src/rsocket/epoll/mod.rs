@@ -33,7 +33,7 @@ use libc::{
 };
 
 use self::member::{Interest, Member};
-use super::pollable::{Lookup, Pollable, Watcher};
+use super::pollable::{Lookup, Pollable};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_arc;
 use crate::os::event::{self, EventFd, KernelEpoll};
@@ -113,7 +113,7 @@ impl Epoll {
         let interest = |event: epoll_event| Interest { events: event.events, data: event.u64 };
         match (op, event.map(interest)) {
             (EPOLL_CTL_ADD, Some(interest)) => self.add(fd, rsocket, interest),
-            (EPOLL_CTL_MOD, Some(interest)) if interest.is_exclusive() => Err(Errno::EINVAL),
+            (EPOLL_CTL_MOD, Some(interest)) if interest.has(EPOLLEXCLUSIVE) => Err(Errno::EINVAL),
             (EPOLL_CTL_MOD, Some(interest)) => {
                 let member = self.find(fd)?;
                 member.modify(interest)?;
@@ -134,16 +134,12 @@ impl Epoll {
         let serial = self.serial.fetch_add(1, Ordering::AcqRel);
         let member = Member::new(self, fd, serial, Arc::clone(&rsocket), interest)?;
         self.insert(&member)?;
-        let watcher: Arc<dyn Watcher> = member.clone();
-        let result = rsocket.watchers().add(Arc::clone(&watcher)).and_then(|()| self.arm_or_queue(&member));
-        if result.is_err() {
+        let result = rsocket.watchers().add(member.clone()).and_then(|()| self.arm_or_queue(&member));
+        if result.is_err() || member.is_removed() || self.check_not_closed().is_err() {
+            // If another thread has removed the member or closed the epoll, perhaps this was before
+            // the member became a watcher.
             self.forget(&member);
-        }
-        if member.is_removed() || self.check_not_closed().is_err() {
-            // Another thread has removed the member or closed the epoll, perhaps before the member
-            // became a watcher.
-            self.forget(&member);
-            rsocket.watchers().remove(&watcher);
+            rsocket.watchers().remove(&member);
         }
         result
     }
@@ -208,8 +204,7 @@ impl Epoll {
     /// Detaches a member, which is no longer in the table, from its rsocket and the main epoll.
     fn detach(&self, member: &Arc<Member>) {
         if let Some(rsocket) = member.detach(&self.main) {
-            let watcher: Arc<dyn Watcher> = member.clone();
-            rsocket.watchers().remove(&watcher);
+            rsocket.watchers().remove(member);
         }
     }
 
@@ -221,11 +216,10 @@ impl Epoll {
         }
         // Take no lock: a thread of the parent may have held it at the fork. Check the owner again,
         // because another thread may have taken the epoll over and added a member by now.
-        if self.serial.load(Ordering::Acquire) != 0 {
-            return if self.owner.is_this_process() { Ok(()) } else { Err(Errno::EBADF) };
+        if self.serial.load(Ordering::Acquire) == 0 {
+            self.owner.take_over();
         }
-        self.owner.take_over();
-        Ok(())
+        if self.owner.is_this_process() { Ok(()) } else { Err(Errno::EBADF) }
     }
 
     fn check_not_closed(&self) -> Result<()> {
@@ -237,7 +231,7 @@ impl Epoll {
 /// effect on an rsocket: an event wakes all epolls.
 fn check_exclusive(interest: Interest) -> Result<()> {
     let allowed = (EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP | EPOLLET | EPOLLEXCLUSIVE) as u32;
-    if interest.is_exclusive() && interest.events & !allowed != 0 { Err(Errno::EINVAL) } else { Ok(()) }
+    if interest.has(EPOLLEXCLUSIVE) && interest.events & !allowed != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 /// A FIFO of members to poll although none of their descriptors is readable. Contains each member

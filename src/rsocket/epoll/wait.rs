@@ -7,27 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use libc::epoll_event;
+use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
 
 use super::member::{Decision, Member, Snapshot};
 use super::{Epoll, ORDINARY_KEY, QUEUE_KEY};
 use crate::errno::Result;
 use crate::os::event::Deadline;
-use crate::rsocket::pollable::Watcher;
 
 /// The program's array of events, and the number of events in it.
 struct EventBuffer<'a> {
     events: &'a mut [MaybeUninit<epoll_event>],
     len: usize,
-}
-
-impl EventBuffer<'_> {
-    fn push(&mut self, event: epoll_event) {
-        if let Some(slot) = self.events.get_mut(self.len) {
-            slot.write(event);
-            self.len += 1;
-        }
-    }
 }
 
 impl Epoll {
@@ -114,9 +104,13 @@ impl Epoll {
         members.get(&Member::fd_from_key(key)).filter(|member| member.key() == key).cloned()
     }
 
+    /// Calls [`poll_member`](Self::poll_member), and adds the event to the buffer.
     fn poll_into(&self, member: &Arc<Member>, queued: bool, buffer: &mut EventBuffer<'_>) -> Result<()> {
-        if let Some(event) = self.poll_member(member, queued)? {
-            buffer.push(event);
+        if let Some(event) = self.poll_member(member, queued)?
+            && let Some(slot) = buffer.events.get_mut(buffer.len)
+        {
+            slot.write(event);
+            buffer.len += 1;
         }
         Ok(())
     }
@@ -136,7 +130,7 @@ impl Epoll {
             }
             return Ok(None);
         }
-        if !readable && !snapshot.interest.is_edge() {
+        if !readable && !snapshot.interest.has(EPOLLET) {
             let ready = snapshot.ready();
             if ready != 0 {
                 // The member is queued again or becomes disabled, so no descriptor has to announce
@@ -149,14 +143,14 @@ impl Epoll {
             self.queue.push(member);
         })?;
         let readable = readable && may_take;
-        if snapshot.interest.is_edge() {
+        if snapshot.interest.has(EPOLLET) {
             return Ok(self.poll_edges(member, &snapshot, readable));
         }
         let mut ready = if readable { snapshot.ready() } else { 0 };
         // An unread event keeps the main epoll readable while there is something to report. If
         // another thread reads the event, that thread queues this member. So a member from the
         // queue may have no unread event, and is queued again.
-        let leave_event = readable && ready != 0 && !snapshot.interest.is_oneshot();
+        let leave_event = readable && ready != 0 && !snapshot.interest.has(EPOLLONESHOT);
         if readable && !leave_event {
             take_event(member, &snapshot);
         }
@@ -179,7 +173,7 @@ impl Epoll {
     ) -> Option<epoll_event> {
         let interest = snapshot.interest;
         let decision = member.decide(snapshot, ready != 0, edges);
-        let stays = decision == Decision::Report && edges.is_none() && !interest.is_oneshot();
+        let stays = decision == Decision::Report && edges.is_none() && !interest.has(EPOLLONESHOT);
         if stays && !queue {
             *self.last_reported.lock() = Some(Arc::clone(member));
         }
@@ -194,7 +188,7 @@ impl Epoll {
     /// the kernel that would return at once without anything to report.
     fn rearm(&self, member: &Arc<Member>) {
         let Some(snapshot) = member.snapshot() else { return };
-        if !snapshot.enabled || snapshot.interest.is_edge() || snapshot.interest.is_oneshot() || snapshot.ready() != 0 {
+        if !snapshot.enabled || snapshot.interest.has(EPOLLET | EPOLLONESHOT) || snapshot.ready() != 0 {
             return;
         }
         match self.refresh(member, &snapshot) {
@@ -249,7 +243,7 @@ impl Epoll {
     pub(super) fn arm_or_queue(&self, member: &Arc<Member>) -> Result<()> {
         let Some(snapshot) = member.snapshot() else { return Ok(()) };
         self.refresh(member, &snapshot)?;
-        let ready = if snapshot.interest.is_edge() {
+        let ready = if snapshot.interest.has(EPOLLET) {
             snapshot.rsocket.arm(0);
             snapshot.ready()
         } else {
@@ -266,6 +260,5 @@ impl Epoll {
 /// Reads an event, and notifies the other watchers, which may wait for this event.
 fn take_event(member: &Arc<Member>, snapshot: &Snapshot) {
     snapshot.rsocket.take_event();
-    let own: Arc<dyn Watcher> = member.clone();
-    snapshot.rsocket.watchers().notify_except(&own);
+    snapshot.rsocket.watchers().notify_except(member);
 }

@@ -15,18 +15,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{JOBS, Key, Role, Service, start_threads};
+use super::{JOBS, Key, Role, Service, handle_events, spawn, work};
 use crate::errno::{Errno, Result};
 use crate::os::event::{EventFd, KernelEpoll};
 use crate::os::numbered::Numbered;
 
 /// Bit in the epoll's data that marks the second descriptor of a registration.
 pub(super) const SECOND: u64 = 1 << 63;
+/// The epoll's data for [`Reactor::wake`]. No registration has this key.
+const WAKE: u64 = 0;
 
 pub(super) struct Reactor {
     pub epoll: KernelEpoll,
-    /// The epoll reports this descriptor when the thread has to read the timers again.
-    wake: Wake,
+    /// Always writable: making the epoll report it wakes the thread, which reads the timers again.
+    wake: EventFd,
+    /// Whether the epoll reports `wake`.
+    is_waking: bool,
     pub registrations: Numbered<Key, Registration>,
     /// Has capacity for a timer of each [`Call`] per registration.
     pub timers: Timers<(Key, Call, u64)>,
@@ -81,21 +85,6 @@ pub(super) struct Registration {
 }
 
 impl Registration {
-    /// Creates a registration that calls `service` when `fd` is readable.
-    pub fn new(role: Role, fd: c_int, is_enabled: bool, service: Arc<dyn Service>) -> Registration {
-        Registration {
-            role,
-            fd,
-            events: libc::EPOLLIN as u32,
-            is_enabled,
-            is_job: [false; CALLS],
-            busy: 0,
-            second: None,
-            service,
-            times: [None; CALLS],
-        }
-    }
-
     /// Returns the epoll event for the descriptor. For a disabled descriptor, the epoll reports an
     /// error once, because the kernel always reports errors. A descriptor whose service the worker
     /// calls is reported once, and enabled again after the call.
@@ -128,12 +117,15 @@ const BUSY_DOUBLINGS: u32 = 6;
 
 impl Reactor {
     pub fn start() -> Result<Reactor> {
-        let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, Wake::new()?);
-        epoll.control(libc::EPOLL_CTL_ADD, wake.fd.as_raw_fd(), wake.event())?;
-        start_threads()?;
+        let (epoll, wake) = (KernelEpoll::new(libc::EPOLL_CLOEXEC)?, EventFd::new()?);
+        epoll.control(libc::EPOLL_CTL_ADD, wake.as_raw_fd(), Some(libc::epoll_event { events: 0, u64: WAKE }))?;
+        // If only the first thread can be started, it finds no reactor, and ends.
+        spawn(handle_events)?;
+        spawn(work)?;
         Ok(Reactor {
             epoll,
             wake,
+            is_waking: false,
             registrations: Numbered::default(),
             timers: Timers::new(),
             timers_set: 0,
@@ -202,20 +194,14 @@ impl Reactor {
         }
     }
 
-    /// Watches the second descriptor after a pause.
-    fn watch_after_pause(&mut self, key: Key) {
-        if let Some((fd, _)) = self.registrations.get(&key).and_then(|registration| registration.second) {
-            // After a failure, the program's next call handles the event that the service misses.
-            let _ = self.watch_second(key, fd);
-        }
-    }
-
     /// Makes the epoll report `wake` if `on` is set, otherwise stops the reports.
     pub fn report_wake(&mut self, on: bool) {
-        if self.wake.raised != on {
-            self.wake.raised = on;
+        if self.is_waking != on {
+            self.is_waking = on;
+            let events = if on { libc::EPOLLOUT as u32 } else { 0 };
+            let event = Some(libc::epoll_event { events, u64: WAKE });
             // Cannot fail for a watched descriptor.
-            let _ = self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.fd.as_raw_fd(), self.wake.event());
+            let _ = self.epoll.control(libc::EPOLL_CTL_MOD, self.wake.as_raw_fd(), event);
         }
     }
 
@@ -275,29 +261,38 @@ impl Reactor {
     /// had expired, otherwise the call to make, if there is one.
     pub fn next_expired(&mut self, due: Instant) -> Option<Option<Due>> {
         let (key, kind, _) = self.timers.take_expired(due, is_set(&self.registrations))?;
-        self.registrations.get_mut(&key)?.times[kind as usize] = None;
-        Some(match kind {
-            Call::Service => {
-                self.change(key, |registration| registration.is_enabled = true);
-                None
-            }
-            Call::Channel => {
-                self.watch_after_pause(key);
-                None
-            }
-            Call::Expired => self.due(key, kind),
-        })
+        let registration = self.registrations.get_mut(&key)?;
+        registration.times[kind as usize] = None;
+        match (kind, registration.second) {
+            (Call::Expired, _) => return Some(self.due(key, kind)),
+            (Call::Service, _) => _ = self.change(key, |registration| registration.is_enabled = true),
+            // After a failure, the program's next call handles the event that the service misses.
+            (Call::Channel, Some((fd, _))) => _ = self.watch_second(key, fd),
+            (Call::Channel, None) => {}
+        }
+        Some(None)
     }
 
     /// Adds a registration.
-    pub fn add(&mut self, registration: Registration) -> Result<Key> {
+    pub fn add(&mut self, role: Role, fd: c_int, is_enabled: bool, service: Arc<dyn Service>) -> Result<Key> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let key = Key(NEXT.fetch_add(1, Ordering::Relaxed));
         self.registrations.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         let count = self.registrations.len() + 1;
         self.timers.reserve(CALLS * count)?;
         self.jobs.try_reserve((2 * count).saturating_sub(self.jobs.len())).map_err(|_| Errno::ENOMEM)?;
-        self.epoll.control(libc::EPOLL_CTL_ADD, registration.fd, registration.event(key))?;
+        let registration = Registration {
+            role,
+            fd,
+            events: libc::EPOLLIN as u32,
+            is_enabled,
+            is_job: [false; CALLS],
+            busy: 0,
+            second: None,
+            service,
+            times: [None; CALLS],
+        };
+        self.epoll.control(libc::EPOLL_CTL_ADD, fd, registration.event(key))?;
         self.registrations.insert(key, registration);
         Ok(key)
     }
@@ -345,26 +340,6 @@ impl Reactor {
         // Cannot fail for a registered descriptor.
         let _ = self.epoll.control(libc::EPOLL_CTL_MOD, registration.fd, registration.event(key));
         true
-    }
-}
-
-/// The epoll's data for [`Wake`]. No registration has this key.
-const WAKE: u64 = 0;
-
-/// A descriptor that is always writable: making the epoll report it wakes the thread.
-struct Wake {
-    fd: EventFd,
-    raised: bool,
-}
-
-impl Wake {
-    fn new() -> Result<Wake> {
-        Ok(Wake { fd: EventFd::new()?, raised: false })
-    }
-
-    fn event(&self) -> Option<libc::epoll_event> {
-        let events = if self.raised { libc::EPOLLOUT as u32 } else { 0 };
-        Some(libc::epoll_event { events, u64: WAKE })
     }
 }
 

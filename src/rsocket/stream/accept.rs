@@ -2,6 +2,7 @@
 //! connections.
 
 use std::ffi::c_int;
+use std::mem;
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +12,7 @@ use libc::AF_INET6;
 
 use super::backlog::{Finished, Listening};
 use super::waiting::Wait;
-use super::{Guard, Notice, Phase, State, Stream};
+use super::{Guard, Life, Notice, State, Stream};
 use crate::cm::{self, OwnedChannel};
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
@@ -56,12 +57,12 @@ impl Stream {
     pub fn listen(self: &Arc<Self>, backlog: c_int) -> Result<()> {
         let mut state = self.enter()?;
         let backlog = backlog_of(backlog);
-        if let Phase::Failed { .. } = state.phase {
+        if let Life::Failed { .. } = state.life {
             self.reset(&mut state)?;
         }
-        match &mut state.phase {
-            Phase::Idle => {}
-            Phase::Listening(listening) => {
+        match &mut state.life {
+            Life::Idle | Life::Stopped => {}
+            Life::Listening(listening) => {
                 listening.backlog = backlog;
                 answer_waiting(state);
                 return Ok(());
@@ -76,8 +77,7 @@ impl Stream {
         // The kernel silently drops requests beyond its own limit: set the largest backlog.
         state.id()?.listen(MAX_BACKLOG as c_int)?;
         let entry = socket_table::Entry::new(socket_table::LISTENING, self.fd, state.id()?.id(), 0, backlog as u32);
-        state.phase = Phase::Listening(Listening::new(backlog, entry));
-        state.shut_read = false;
+        state.life = Life::Listening(Listening::new(backlog, entry));
         Ok(())
     }
 
@@ -85,7 +85,7 @@ impl Stream {
     /// as in rdma-core, and with `EINVAL` after rshutdown(3).
     pub fn accept(&self) -> Result<Arc<Stream>> {
         let mut state = self.enter()?;
-        if let Phase::Listening(listening) = &mut state.phase
+        if let Life::Listening(listening) = &mut state.life
             && listening.accepts()
         {
             answer_waiting(state);
@@ -93,7 +93,7 @@ impl Stream {
         }
         let mut wait = Wait::after(state.options.receive_timeout);
         loop {
-            if let Phase::Listening(listening) = &mut state.phase
+            if let Life::Listening(listening) = &mut state.life
                 && let Some(stream) = listening.next()
             {
                 answer_waiting(state);
@@ -106,7 +106,7 @@ impl Stream {
             state = back;
             // Like accept(2), returns a connection that is ready in preference to an error.
             if let Err(error) = result
-                && !matches!(&state.phase, Phase::Listening(listening) if listening.has_ready())
+                && !matches!(&state.life, Life::Listening(listening) if listening.has_ready())
             {
                 return Err(if error == Errno::ETIMEDOUT { Errno::EAGAIN } else { error });
             }
@@ -124,7 +124,7 @@ impl Stream {
         // Dropping the request rejects it.
         match connection_data(self.domain, event.data()) {
             Ok(peer) => {
-                if let Phase::Listening(listening) = &mut state.phase {
+                if let Life::Listening(listening) = &mut state.life {
                     listening.add_waiting((request, peer));
                 }
             }
@@ -136,13 +136,15 @@ impl Stream {
     /// Handles the loss of the listening id or its channel: no peer can connect any more.
     pub(super) fn listener_lost(&self, state: &mut State, error: Errno) {
         state.error = Some(error);
-        state.shut_read = true;
+        if let Life::Listening(listening) = &mut state.life {
+            listening.is_lost = true;
+        }
         self.notify(Notice::Changed);
     }
 
     /// Answers the oldest request, if the listener can answer a request now.
     pub(super) fn answer_next(self: &Arc<Self>, mut state: Guard<'_>) {
-        let Phase::Listening(listening) = &mut state.phase else { return };
+        let Life::Listening(listening) = &mut state.life else { return };
         if !listening.has_waiting() {
             return;
         }
@@ -177,7 +179,7 @@ impl Stream {
 
     /// Accepts or rejects the oldest request. The descriptors are for the connection.
     fn answer(self: &Arc<Self>, mut state: Guard<'_>, Descriptors { channel, spare }: Descriptors) {
-        let Phase::Listening(listening) = &mut state.phase else { return };
+        let Life::Listening(listening) = &mut state.life else { return };
         let Some((request, peer)) = listening.take_request() else { return };
         let (options, flags) = (state.options.clone(), state.flags);
         let takes_reads = request.takes_reads;
@@ -189,12 +191,11 @@ impl Stream {
         drop(state);
         let new = admitted.and_then(|id| {
             drop(spare);
-            let phase = Phase::Accepting(Arc::downgrade(self));
-            let state = State { phase, options, flags, id: Some(id), ..State::default() };
+            let state = State { options, flags, id: Some(id), ..State::default() };
             self.accept_request(state, &peer, takes_reads)
         });
         let mut state = self.lock();
-        if let Phase::Listening(listening) = &mut state.phase {
+        if let Life::Listening(listening) = &mut state.life {
             listening.answered();
         }
         match new {
@@ -208,8 +209,8 @@ impl Stream {
     /// Adds an accepted connection to the listener. The reactor's event thread may have finished
     /// the handshake before the listener knows of the connection. Returns the listener's lock.
     fn add_accepted<'a>(&'a self, mut state: Guard<'a>, new: &Arc<Stream>, key: Key) -> Guard<'a> {
-        let is_listed = match &mut state.phase {
-            Phase::Listening(listening) => listening.add_pending(new, key),
+        let is_listed = match &mut state.life {
+            Life::Listening(listening) => listening.add_pending(new, key),
             // The listener was closed meanwhile.
             _ => false,
         };
@@ -227,7 +228,7 @@ impl Stream {
 
     /// Accepts a request, whose id now has its own channel. Returns the stream with this `state`,
     /// and its registration in the reactor; its handshake continues in the background.
-    fn accept_request(&self, state: State, peer: &ConnData, takes_reads: bool) -> Result<(Arc<Stream>, Key)> {
+    fn accept_request(self: &Arc<Self>, state: State, peer: &ConnData, takes_reads: bool) -> Result<(Arc<Self>, Key)> {
         // The stream owns the id and the connection: on failure it destroys the QP before the id.
         let stream = Stream::with(self.domain, state)?;
         let mut state = stream.lock();
@@ -235,7 +236,7 @@ impl Stream {
         let offer = connection.connection_data().emit();
         stream.channel_fd.store(connection.channel.completions.fd(), Ordering::Relaxed);
         connection.set_peer(peer, takes_reads);
-        state.connection = Some(connection);
+        state.life = Life::Accepting(connection, Arc::downgrade(self));
         // Register before accepting: a later failure to register would end a connection that the
         // peer has seen established.
         let key = reactor::register(Role::Events, stream.fd, false, stream.clone())?;
@@ -266,13 +267,18 @@ impl Stream {
     /// Ends the handshake of an accepted connection, and releases the lock meanwhile. Returns
     /// `None` if another thread then holds the lock: raccept(3) may have returned the stream.
     pub(super) fn finish_handshake<'a>(&'a self, mut state: Guard<'a>, succeeded: bool) -> Option<Guard<'a>> {
-        let Phase::Accepting(listener) = &state.phase else { return Some(state) };
-        let listener = listener.upgrade();
+        let (connection, listener) = match mem::take(&mut state.life) {
+            Life::Accepting(connection, listener) => (connection, listener.upgrade()),
+            life => {
+                state.life = life;
+                return Some(state);
+            }
+        };
+        state.life = Life::Open(connection);
         if succeeded {
-            state.phase = Phase::Connected;
             self.on_connected(&mut state);
         } else {
-            state.phase = Phase::Failed { reported: false };
+            state.life.close(false);
         }
         // Lock order: the listener's lock comes before the locks of its connections.
         drop(state);
@@ -285,7 +291,7 @@ impl Stream {
     /// Makes a connection available to raccept(3), or drops it if its handshake has failed.
     fn handshake_done(&self, connection: &Stream, succeeded: bool) {
         let mut state = self.lock();
-        let Phase::Listening(listening) = &mut state.phase else { return };
+        let Life::Listening(listening) = &mut state.life else { return };
         match listening.finish(connection, succeeded) {
             Finished::Ready => {
                 self.notify_ready();
@@ -316,7 +322,7 @@ fn connection_data(domain: c_int, private_data: &[u8]) -> Result<ConnData> {
 
 /// Makes the reactor answer the next waiting request, if there is one. Releases the lock.
 fn answer_waiting(state: Guard<'_>) {
-    if matches!(&state.phase, Phase::Listening(listening) if listening.has_waiting()) {
+    if matches!(&state.life, Life::Listening(listening) if listening.has_waiting()) {
         set_listener_timer(state, Instant::now());
     }
 }
@@ -333,22 +339,20 @@ impl State {
     /// Returns the error of raccept(3) if there is no connection to return, or `None` if the call
     /// waits for a connection.
     fn why_no_accept(&mut self) -> Option<Errno> {
-        let is_listening = matches!(self.phase, Phase::Listening(_));
-        let error = if is_listening { self.error.take() } else { None };
-        match error {
-            Some(error) => Some(error),
-            None if self.shut_read => Some(Errno::EINVAL),
-            None if !is_listening => Some(Errno::EBADF),
-            None => self.is_nonblocking().then_some(Errno::EAGAIN),
+        match &self.life {
+            Life::Listening(_) if self.error.is_some() => self.error.take(),
+            Life::Listening(listening) if !listening.is_lost => self.is_nonblocking().then_some(Errno::EAGAIN),
+            Life::Listening(_) | Life::Stopped => Some(Errno::EINVAL),
+            _ => Some(Errno::EBADF),
         }
     }
 
     /// Returns whether the handshake of an accepted connection has succeeded, or `None` while it
     /// continues.
     fn handshake_result(&self) -> Option<bool> {
-        match self.phase {
-            Phase::Accepting(_) => None,
-            _ => Some(matches!(self.phase, Phase::Connected | Phase::Disconnected)),
+        match self.life {
+            Life::Accepting(..) => None,
+            _ => Some(matches!(self.life, Life::Open(_))),
         }
     }
 
@@ -361,10 +365,9 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{closed, connecting, failed, listening, state};
+    use super::super::tests::{connecting, failed, listening, state};
     use super::*;
     use crate::rsocket::wire::Region;
-    use std::sync::Weak;
 
     #[test]
     fn backlogs_as_with_tcp() {
@@ -374,33 +377,34 @@ mod tests {
 
     #[test]
     fn errors_without_a_connection_to_accept() {
-        let (none, reset) = (None, Some(Errno::ENETDOWN));
-        for (phase, shut_read, error, nonblocking, result) in [
-            (listening(), false, none, false, None),
-            (listening(), false, none, true, Some(Errno::EAGAIN)),
-            (listening(), true, none, true, Some(Errno::EINVAL)),
-            (listening(), true, reset, false, reset),
-            (Phase::Idle, false, none, true, Some(Errno::EBADF)),
-            (Phase::Idle, true, none, true, Some(Errno::EINVAL)),
-            (Phase::Connected, false, reset, false, Some(Errno::EBADF)),
+        let (none, down) = (None, Some(Errno::ENETDOWN));
+        let lost = || {
+            let Life::Listening(mut listening) = listening() else { unreachable!() };
+            listening.is_lost = true;
+            Life::Listening(listening)
+        };
+        for (life, error, nonblocking, result) in [
+            (listening(), none, false, None),
+            (listening(), none, true, Some(Errno::EAGAIN)),
+            (lost(), none, true, Some(Errno::EINVAL)),
+            (lost(), down, false, down),
+            (Life::Stopped, none, true, Some(Errno::EINVAL)),
+            (Life::Idle, none, true, Some(Errno::EBADF)),
+            (failed(false), down, false, Some(Errno::EBADF)),
         ] {
-            let mut state = state(phase);
-            (state.shut_read, state.error) = (shut_read, error);
-            state.flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
+            let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
+            let mut state = State { error, flags, ..state(life) };
             assert_eq!(state.why_no_accept(), result);
             // An error is reported once; the next call finds the listener stopped.
-            let is_listening = matches!(state.phase, Phase::Listening(_));
+            let is_listening = matches!(state.life, Life::Listening(_));
             assert_eq!(state.error, error.filter(|_| !is_listening));
         }
     }
 
     #[test]
     fn results_of_handshakes() {
-        let phases = [Phase::Accepting(Weak::new()), Phase::Connected, Phase::Disconnected, failed(false)];
-        let results = phases.map(|phase| state(phase).handshake_result());
-        assert_eq!(results, [None, Some(true), Some(true), Some(false)]);
-        for phase in [Phase::Idle, connecting(), Phase::Closing, closed()] {
-            assert_eq!(state(phase).handshake_result(), Some(false));
+        for life in [Life::Idle, failed(false), connecting(), Life::Closed] {
+            assert_eq!(state(life).handshake_result(), Some(false));
         }
     }
 

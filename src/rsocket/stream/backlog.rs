@@ -57,6 +57,8 @@ pub(super) struct Listening<S = Stream, R = (Request, ConnData)> {
     pub waiting: VecDeque<R>,
     /// The listener is about to be closed, and answers no more requests.
     is_ending: bool,
+    /// The listening id or its channel is lost: no peer can connect any more.
+    pub is_lost: bool,
     /// Number of admitted requests that are being answered, without the listener's lock.
     answering: usize,
     /// Connections in the handshake, each with its registration in the reactor and the time at which
@@ -75,6 +77,7 @@ impl<S, R> Listening<S, R> {
             answers_from: Some(Instant::now() + OPTIONS_TIME),
             waiting: VecDeque::new(),
             is_ending: false,
+            is_lost: false,
             answering: 0,
             pending: VecDeque::new(),
             ready: VecDeque::new(),

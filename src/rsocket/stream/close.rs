@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::channel_leader::EventSource;
-use super::connection::Connection;
+use super::connection::{Connection, Ends};
 use super::options::Linger;
 use super::waiting::Wait;
-use super::{Guard, Notice, Phase, State, Stream, channel_leader};
+use super::{Guard, Life, Notice, State, Stream, channel_leader};
 use crate::errno::{Errno, Result};
 use crate::os::event;
 use crate::os::library_fds::{self, OwnFd};
@@ -78,9 +78,9 @@ impl Ending {
     /// more data can reach the peer, or if the deadline has passed.
     fn is_over(&mut self, stream: &Stream, state: &mut State) -> bool {
         stream.process_completions(state);
-        let Some(connection) = &mut state.connection else { return true };
+        let Some(connection) = state.life.connection_mut() else { return true };
         // After a disconnect no data arrives any more, even if the device reports no completions.
-        if state.cm_disconnected || Instant::now() >= self.deadline {
+        if connection.ends.cm_disconnected || Instant::now() >= self.deadline {
             return true;
         }
         if self.disconnecting {
@@ -99,7 +99,7 @@ impl Ending {
             return true;
         }
         stream.process_completions(state);
-        state.is_flushed() && !self.goes_on_gracefully(state)
+        state.life.connection().is_none_or(Connection::is_flushed) && !self.goes_on_gracefully(state)
     }
 
     /// Ends the connection gracefully after all data was sent: posts an RDMA read, whose completion
@@ -107,11 +107,12 @@ impl Ending {
     /// then complete when the peer's adapter has disconnected, too. Returns false if there is
     /// nothing to wait for.
     fn goes_on_gracefully(&mut self, state: &mut State) -> bool {
-        if !self.graceful || !state.needs_graceful_end() {
+        let Some(connection) = state.life.connection_mut().filter(|_| self.graceful) else { return false };
+        if !connection.needs_graceful_end() {
             return false;
         }
         let deadline = *self.call_deadline.get_or_insert(Instant::now() + GRACEFUL_TIMEOUT);
-        if state.connection.as_mut().is_some_and(|connection| connection.post_end_read()) {
+        if connection.post_end_read() {
             return true;
         }
         self.disconnecting = state.id().is_ok_and(|id| id.disconnect().is_ok());
@@ -179,13 +180,16 @@ impl Stream {
     pub fn shutdown(&self, how: c_int) -> Result<()> {
         let [read, write] = directions(how)?;
         let mut state = self.enter()?;
-        // As with TCP, a later rconnect(3) fails with EISCONN.
-        state.success_unreported = false;
-        match state.phase {
-            Phase::Connected => {}
-            Phase::Disconnected => return Ok(()),
-            Phase::Connecting(_) => return self.cancel_connect(&mut state),
-            Phase::Listening(_) => return if read { self.stop_listening(state) } else { Ok(()) },
+        match &mut state.life {
+            Life::Open(connection) => {
+                // As with TCP, a later rconnect(3) fails with EISCONN.
+                connection.ends.success_unreported = false;
+                if connection.ends.over {
+                    return Ok(());
+                }
+            }
+            Life::Connecting(_) => return self.cancel_connect(&mut state),
+            Life::Listening(_) => return if read { self.stop_listening(state) } else { Ok(()) },
             _ => return Err(Errno::ENOTCONN),
         }
         let complete: Complete = if state.is_nonblocking() { Stream::leave_to_reactor } else { Stream::wait_for };
@@ -199,7 +203,7 @@ impl Stream {
         let result = self.reset(state);
         state.error = Some(Errno::ECONNRESET);
         if result.is_err() {
-            state.phase = Phase::Failed { reported: true };
+            state.life = Life::Failed { reported: true };
         }
         self.notify(Notice::Changed);
         result
@@ -208,12 +212,12 @@ impl Stream {
     /// Cancels an attempt to connect, if there is one. Fails with `EISCONN` if the attempt has
     /// succeeded.
     pub fn cancel_attempt(&self) -> Result<()> {
-        // The handshake's last message is sent under this lock, so the phase cannot change
+        // The handshake's last message is sent under this lock, so the attempt cannot end
         // meanwhile.
         let mut state = self.enter()?;
-        match state.phase {
-            Phase::Connecting(_) => self.cancel_connect(&mut state),
-            Phase::Connected | Phase::Disconnected => Err(Errno::EISCONN),
+        match state.life {
+            Life::Connecting(_) => self.cancel_connect(&mut state),
+            Life::Open(_) => Err(Errno::EISCONN),
             _ => Ok(()),
         }
     }
@@ -232,19 +236,22 @@ impl Stream {
         mut ending: Ending,
         complete: Complete,
     ) -> Guard<'a> {
-        let (message, both) = state.end_directions(directions);
         // An earlier shutdown may still be in progress in the background.
         let earlier = state.take_background();
+        let Some(connection) = state.life.connection_mut() else { return state };
+        let (message, both) = connection.shut_down(directions);
         ending.message = message.or_else(|| earlier.as_ref()?.ending.message);
+        // Another thread may wait for the flush in rshutdown(3). Closing now would end its wait.
+        let is_pending = ending.message.is_some() || earlier.is_some() || both && connection.is_end_awaited();
+        let goes_on = is_pending || ending.graceful && connection.needs_graceful_end();
         // Wake the calls of the ended direction before the flush, which may wait for a dead link.
         self.wake_all(&mut state);
-        // Another thread may wait for the flush in rshutdown(3). Closing now would end its wait.
-        let is_pending = ending.message.is_some() || earlier.is_some() || both && state.is_flush_awaited();
-        if is_pending || ending.graceful && state.needs_graceful_end() {
+        if goes_on {
             state = complete(self, state, ending);
         }
         if both {
-            state.disconnect(None);
+            let State { life, error, .. } = &mut *state;
+            life.connection_mut().into_iter().for_each(|connection| connection.disconnect(None, error));
             self.wake_all(&mut state);
         }
         state
@@ -252,7 +259,7 @@ impl Stream {
 
     /// Waits until a shutdown is complete or has timed out.
     fn wait_for<'a>(&'a self, mut state: Guard<'a>, mut ending: Ending) -> Guard<'a> {
-        state.begin_flush();
+        state.life.connection_mut().into_iter().for_each(Connection::begin_flush);
         let mut wait = Wait::after(None);
         loop {
             state = self.wait_while(state, Connection::is_sending_unlocked);
@@ -270,11 +277,11 @@ impl Stream {
             };
             // A signal does not end the wait: the program could not continue the wait with another
             // call.
-            if result == Err(Errno::ETIMEDOUT) || matches!(state.phase, Phase::Closed { .. }) {
+            if result == Err(Errno::ETIMEDOUT) || state.life.is_over() {
                 break;
             }
         }
-        state.end_flush();
+        state.life.connection_mut().into_iter().for_each(Connection::end_flush);
         state
     }
 
@@ -282,9 +289,11 @@ impl Stream {
     /// can be sent, and often the message has arrived already. Drops the shutdown if the reactor
     /// does not serve the stream.
     fn leave_to_reactor<'a>(&'a self, mut state: Guard<'a>, mut ending: Ending) -> Guard<'a> {
-        state.begin_flush();
-        if ending.is_over(self, &mut state) || state.key.is_none() {
-            state.end_flush();
+        state.life.connection_mut().into_iter().for_each(Connection::begin_flush);
+        let is_over = ending.is_over(self, &mut state) || state.key.is_none();
+        let Some(connection) = state.life.connection_mut() else { return state };
+        if is_over {
+            connection.end_flush();
         } else {
             state.background = Some(Background::new(ending));
             state.schedule_look();
@@ -299,23 +308,24 @@ impl Stream {
             return self.close_inherited_fds();
         }
         let mut state = self.lock();
-        if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
-            return self.finish_close(state);
-        }
-        let (limit, waits) = close_timeout(state.options.linger, state.is_nonblocking());
-        let is_active =
-            matches!(state.phase, Phase::Connected) || state.background.is_some() || state.is_flush_awaited();
-        state.disconnect_sent |= !is_active;
-        state.end(Phase::Closing);
-        if let Some(connection) = &state.connection {
-            connection.list_as_closing();
-            if diag::shows_connections()
-                && let Ok(id) = state.id()
-            {
-                let (sent, received) = connection.bytes();
-                diag::closed(self.fd, &cm::log::endpoints(id.id()), sent, received);
+        let mut connection = match mem::take(&mut state.life) {
+            Life::Open(connection) => connection,
+            life => {
+                state.life = life;
+                return self.finish_close(state);
             }
+        };
+        let (limit, waits) = close_timeout(state.options.linger, state.is_nonblocking());
+        let is_active = !connection.ends.over || state.background.is_some() || connection.is_end_awaited();
+        connection.ends.disconnect_sent |= !is_active;
+        connection.end();
+        if diag::shows_connections()
+            && let Ok(id) = state.id()
+        {
+            let (sent, received) = connection.bytes();
+            diag::closed(self.fd, &cm::log::endpoints(id.id()), sent, received);
         }
+        state.life = Life::Closing(connection);
         // The calls of other threads fail from now on. The steps below wake the leader.
         self.notify(Notice::Changed);
         // With SO_LINGER of 0, nothing is sent, and flushing the QP in `finish_close` wakes the
@@ -328,7 +338,7 @@ impl Stream {
         if waits {
             state = self.end_connection(state, deadline, Stream::wait_for);
         }
-        if !waits || !state.is_flushed() {
+        if !waits || !state.life.connection().is_none_or(Connection::is_flushed) {
             let Some(back) = self.close_in_background(state, deadline) else { return };
             state = back;
         }
@@ -373,7 +383,7 @@ impl Stream {
     pub(super) fn continue_in_background(&self, mut state: Guard<'_>) {
         let Some(mut background) = state.background.take() else { return };
         let is_over = background.ending.is_over(self, &mut state);
-        let is_closing = matches!(state.phase, Phase::Closing);
+        let is_closing = matches!(state.life, Life::Closing(_));
         // rclose(3) may not have moved the stream to another descriptor yet.
         let is_detached = background.closed || !is_closing;
         state.background = Some(background);
@@ -398,11 +408,11 @@ impl Stream {
         // stream is flushed.
         let had_held = Self::has_held(&state);
         self.send_held(&mut state);
-        let connected = matches!(state.phase, Phase::Connected);
-        let is_open = connected || matches!(state.phase, Phase::Disconnected);
-        let needs_flush = is_open && (all || had_held || state.shut_write && state.needs_graceful_end());
-        if needs_flush && state.options.linger != Linger::On(0) {
-            state.disconnect_sent |= !connected && state.background.is_none();
+        let State { life, options, background, .. } = &mut *state;
+        let Life::Open(connection) = life else { return };
+        let needs_flush = all || had_held || connection.ends.shut_write && connection.needs_graceful_end();
+        if needs_flush && options.linger != Linger::On(0) {
+            connection.ends.disconnect_sent |= connection.ends.over && background.is_none();
             drop(self.end_connection(state, Instant::now() + CLOSE_TIMEOUT, Stream::leave_to_reactor));
         }
     }
@@ -420,8 +430,8 @@ impl Stream {
         if !state.move_to(Role::Setup) {
             return self.finish_close(state);
         }
-        state.end(Phase::Closed { release_due: true });
-        if let Some(connection) = state.with_leader() {
+        state.life.close(true);
+        if let Some(connection) = state.life.with_leader() {
             // Wakes the leader, as in `finish_close`.
             connection.flush_qp();
         }
@@ -430,12 +440,12 @@ impl Stream {
 
     /// Closes the stream, and releases its resources once no thread sleeps in the channel.
     fn finish_close(&self, mut state: Guard<'_>) {
-        let mut phase = state.end(Phase::Closed { release_due: false });
-        if let Phase::Listening(_) = phase {
+        let mut listening = state.life.close(false);
+        if listening.is_some() {
             // No more requests are read, so the channel may stay readable and must not be watched.
             state.key.take().into_iter().for_each(reactor::unregister);
         }
-        if let Some(connection) = state.with_leader() {
+        if let Some(connection) = state.life.with_leader() {
             // Wakes the leader. Without a leader the QP is not flushed: iWARP's last messages
             // arrive only if the connection is disconnected gracefully.
             connection.flush_qp();
@@ -447,9 +457,7 @@ impl Stream {
         // Reject without the lock: a thousand rejections take a while, and handshakes that end
         // meanwhile need the lock. No other thread uses the id and the channel that rejecting
         // needs.
-        if let Phase::Listening(listening) = &mut phase {
-            drop(mem::take(&mut listening.waiting));
-        }
+        listening.iter_mut().for_each(|listening| drop(mem::take(&mut listening.waiting)));
         match channel_leader::wait_for_no_leader(self, self.lock()) {
             Ok(state) => {
                 let mut state = self.wait_while(state, Connection::is_in_use);
@@ -459,9 +467,7 @@ impl Stream {
             // the stream when it returns.
             Err(mut state) => state.key.take().into_iter().for_each(reactor::unregister),
         }
-        if let Phase::Listening(mut listening) = phase {
-            listening.take_all().for_each(|stream| stream.close_unaccepted());
-        }
+        listening.iter_mut().flat_map(|listening| listening.take_all()).for_each(|stream| stream.close_unaccepted());
     }
 
     /// Closes the descriptors in a child of fork(): they are copies, and the connection belongs to
@@ -477,12 +483,12 @@ impl Stream {
     /// Stops a listener that is shut down for reading, as with TCP: new connections are refused,
     /// unaccepted connections are dropped, and the socket keeps its address.
     pub(super) fn stop_listening(&self, mut state: Guard<'_>) -> Result<()> {
-        let Phase::Listening(listening) = &mut state.phase else { return Ok(()) };
+        let Life::Listening(listening) = &mut state.life else { return Ok(()) };
         // Dropping the requests rejects them.
         listening.waiting.clear();
         let streams = listening.take_all();
         let result = self.reset(&mut state);
-        state.shut_read = true;
+        state.life = Life::Stopped;
         drop(state);
         self.notify(Notice::Changed);
         streams.for_each(|stream| stream.close_unaccepted());
@@ -510,16 +516,13 @@ fn close_timeout(linger: Linger, nonblocking: bool) -> (Duration, bool) {
     }
 }
 
-impl State {
+impl Ends {
     /// Ends reading, writing, or both. Returns the message for the peer, if there is one, and
     /// whether both directions have ended now.
-    fn end_directions(&mut self, [read, write]: [bool; 2]) -> (Option<Control>, bool) {
+    fn shut_down(&mut self, [read, write]: [bool; 2]) -> (Option<Control>, bool) {
         let had_shut_write = self.shut_write;
         self.shut_read |= read;
         self.shut_write |= write;
-        if write && let Some(connection) = &mut self.connection {
-            connection.end_sending();
-        }
         let both = self.shut_write && (self.shut_read || self.eof);
         // The peer is notified of the end of data or of the connection, but not of SHUT_RD.
         let message = match (both, write && !had_shut_write) {
@@ -531,38 +534,29 @@ impl State {
         self.disconnect_sent |= both;
         (message, both)
     }
+}
+
+impl Connection {
+    /// [`Ends::shut_down`], which also ends sending.
+    fn shut_down(&mut self, [read, write]: [bool; 2]) -> (Option<Control>, bool) {
+        if write {
+            self.end_sending();
+        }
+        self.ends.shut_down([read, write])
+    }
 
     /// Returns whether a call waits until all sent data has arrived, on a connection that has not
     /// failed.
-    fn is_flush_awaited(&self) -> bool {
-        let connection = self.connection.as_ref().filter(|connection| connection.failure().is_none());
-        !self.cm_disconnected && connection.is_some_and(|connection| connection.is_flush_awaited())
+    fn is_end_awaited(&self) -> bool {
+        !self.ends.cm_disconnected && self.failure().is_none() && self.is_flush_awaited()
     }
+}
 
-    /// Notes that a call, or the reactor, waits until all sent data has arrived.
-    fn begin_flush(&mut self) {
-        self.connection.iter_mut().for_each(|connection| connection.begin_flush());
-    }
-
-    fn end_flush(&mut self) {
-        self.connection.iter_mut().for_each(|connection| connection.end_flush());
-    }
-
-    /// Returns true if all sent data has arrived, or no more data can arrive.
-    fn is_flushed(&self) -> bool {
-        self.connection.as_ref().is_none_or(|connection| connection.is_flushed())
-    }
-
-    /// Returns whether this is a working iWARP connection whose last messages may not have arrived
-    /// yet, although their work requests have completed.
-    fn needs_graceful_end(&self) -> bool {
-        !self.cm_disconnected && self.connection.as_ref().is_some_and(|connection| connection.needs_graceful_end())
-    }
-
+impl State {
     /// Takes the background shutdown from the reactor, if there is one.
     fn take_background(&mut self) -> Option<Background> {
         let background = self.background.take()?;
-        self.end_flush();
+        self.life.connection_mut().into_iter().for_each(Connection::end_flush);
         Some(background)
     }
 
@@ -588,26 +582,21 @@ impl State {
     pub(super) fn release(&mut self) {
         self.key.take().into_iter().for_each(reactor::unregister);
         self.disconnect_id();
-        // The QP is destroyed before the memory that the peer may write to.
-        (self.connection, self.requested) = (None, None);
-        self.mappings.list.clear();
-        self.domain = None;
-        self.id = None;
+        // Drops the fields in the order in which they are declared.
+        *self = State { life: Life::Closed, ..State::default() };
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::state;
     use super::*;
     use libc::{SHUT_RD as RD, SHUT_RDWR as RDWR, SHUT_WR as WR};
 
     /// Returns the messages that the peer gets for a sequence of shutdowns, and whether both
     /// directions have ended then.
     fn messages(eof: bool, hows: &[c_int]) -> (Vec<Control>, bool) {
-        let mut state = state(Phase::Connected);
-        state.eof = eof;
-        let ends: Vec<_> = hows.iter().map(|&how| state.end_directions(directions(how).unwrap())).collect();
+        let mut connection = Ends { eof, ..Ends::default() };
+        let ends: Vec<_> = hows.iter().map(|&how| connection.shut_down(directions(how).unwrap())).collect();
         (ends.iter().filter_map(|(message, _)| *message).collect(), ends.iter().any(|(_, both)| *both))
     }
 

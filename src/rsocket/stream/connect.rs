@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use libc::{AF_INET, AF_INET6};
 
+use super::connection::{Connection, Ends};
 use super::waiting::Wait;
-use super::{Guard, Notice, Phase, State, Stream};
+use super::{Guard, Life, Notice, State, Stream};
 use crate::cm;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
@@ -37,11 +38,13 @@ pub(super) struct Attempt {
     tries: u32,
     /// Number of local ports tried.
     ports: u32,
+    /// The connection that the peer was asked for.
+    pub(super) requested: Option<Box<Connection>>,
 }
 
 impl Attempt {
     pub(super) fn new(dst: SockAddr) -> Attempt {
-        Attempt { dst, tries: 1, ports: 1 }
+        Attempt { dst, tries: 1, ports: 1, requested: None }
     }
 
     /// Returns the time-out in milliseconds for another attempt at a step that has failed with
@@ -70,11 +73,11 @@ impl Stream {
     /// rbind(3).
     pub fn bind(&self, addr: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
-        if let Phase::Failed { .. } = state.phase {
+        if let Life::Failed { .. } = state.life {
             self.reset(&mut state)?;
         }
         // The kernel refuses a second address.
-        if !matches!(state.phase, Phase::Idle) {
+        if !matches!(state.life, Life::Idle | Life::Stopped) {
             return Err(Errno::EINVAL);
         }
         state.bind(self.domain, addr)
@@ -83,17 +86,22 @@ impl Stream {
     /// Resets a socket that has failed to connect, or that stops listening: it becomes unconnected,
     /// with a new id on the same channel. It stays bound to its address.
     pub(super) fn reset(&self, state: &mut State) -> Result<()> {
-        self.channel_fd.store(-1, Ordering::Relaxed);
-        (state.connection, state.requested) = (None, None);
+        self.drop_request(state);
         state.mappings.list.clear();
         self.renew_id(state)?;
         if let Some(addr) = state.bound {
             state.bind_id(self.domain, &addr)?;
         }
-        state.phase = Phase::Idle;
-        state.error = None;
-        (state.shut_read, state.eof, state.cm_disconnected) = (false, false, false);
+        (state.life, state.error) = (Life::Idle, None);
         Ok(())
+    }
+
+    /// Destroys the QP of an attempt to connect, which comes before the end of its id.
+    fn drop_request(&self, state: &mut State) {
+        self.channel_fd.store(-1, Ordering::Relaxed);
+        if let Life::Connecting(attempt) = &mut state.life {
+            attempt.requested = None;
+        }
     }
 
     fn renew_id(&self, state: &mut State) -> Result<()> {
@@ -105,26 +113,29 @@ impl Stream {
     pub fn connect(self: &Arc<Self>, dst: &SockAddr) -> Result<()> {
         let mut state = self.enter()?;
         let mut in_progress = Errno::EINPROGRESS;
-        match state.phase {
-            Phase::Idle => self.begin_attempt(&mut state, dst)?,
-            Phase::Failed { reported: true } => {
+        let State { life, error, .. } = &mut *state;
+        match life {
+            Life::Idle | Life::Stopped => self.begin_attempt(&mut state, dst)?,
+            Life::Failed { reported: true } => {
                 self.reset(&mut state)?;
                 self.begin_attempt(&mut state, dst)?;
             }
             // As with TCP, the next call reports the failure of an attempt in the background, even
             // if SO_ERROR has returned the error.
-            Phase::Failed { .. } => return Err(state.report_failed_attempt().unwrap_or(Errno::ECONNABORTED)),
+            Life::Failed { .. } => return Err(state.report_failed_attempt().unwrap_or(Errno::ECONNABORTED)),
             // As with TCP, a blocking call waits for the attempt of an earlier call, which a signal
             // may have interrupted.
-            Phase::Connecting(_) => in_progress = Errno::EALREADY,
-            Phase::Connected | Phase::Disconnected if state.success_unreported => return state.report_success(),
+            Life::Connecting(_) => in_progress = Errno::EALREADY,
+            Life::Open(connection) if connection.ends.success_unreported => {
+                return connection.ends.report_success(error);
+            }
             _ => return Err(Errno::EISCONN),
         }
         if state.is_nonblocking() {
             return Err(in_progress);
         }
         let mut wait = Wait::after(state.options.send_timeout);
-        while let Phase::Connecting(_) = state.phase {
+        while let Life::Connecting(_) = state.life {
             let (back, result) = self.sleep(state, &mut wait);
             state = back;
             match result {
@@ -149,37 +160,36 @@ impl Stream {
         }
         if let Err(error) = state.id()?.resolve_addr(&dst, FIRST_TIMEOUT_MS as c_int) {
             // The next attempt needs a new id: the kernel may have bound this id to an address.
-            state.phase = Phase::Failed { reported: true };
+            state.life = Life::Failed { reported: true };
             return Err(error);
         }
-        state.phase = Phase::Connecting(attempt);
-        state.shut_read = false;
+        state.life = Life::Connecting(attempt);
         Ok(())
     }
 
     /// Handles an event of the connection manager. Returns the lock, or `None` if the lock was
     /// released and another thread holds it now.
     pub(super) fn handle_event<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, event: Event) -> Option<Guard<'a>> {
-        if let Phase::Listening(_) = state.phase {
+        if let Life::Listening(_) = state.life {
             self.handle_request(&mut state, event);
             return Some(state);
         }
         let kind = crate::ffi::rdma_cm_event_type::from_number(event.kind);
-        let step = match (&state.phase, kind) {
-            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_RESOLVED)) => state.resolve_route(),
-            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ROUTE_RESOLVED)) => {
+        let step = match (&state.life, kind) {
+            (Life::Connecting(_), Some(RDMA_CM_EVENT_ADDR_RESOLVED)) => state.resolve_route(),
+            (Life::Connecting(_), Some(RDMA_CM_EVENT_ROUTE_RESOLVED)) => {
                 self.send_request(&mut state).or_else(|error| self.use_another_port(&mut state, error))
             }
-            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, &event),
-            (Phase::Connecting(_), Some(RDMA_CM_EVENT_ADDR_ERROR | RDMA_CM_EVENT_ROUTE_ERROR)) => {
+            (Life::Connecting(_), Some(RDMA_CM_EVENT_ESTABLISHED)) => self.established(&mut state, &event),
+            (Life::Connecting(_), Some(RDMA_CM_EVENT_ADDR_ERROR | RDMA_CM_EVENT_ROUTE_ERROR)) => {
                 state.retry_resolve(&event)
             }
-            (Phase::Connecting(_), Some(RDMA_CM_EVENT_REJECTED)) => Err(Errno::ECONNREFUSED),
-            (Phase::Connecting(_), Some(_)) => Err(errno_of(event.kind, event.status)),
-            (Phase::Accepting(_), Some(kind)) => {
+            (Life::Connecting(_), Some(RDMA_CM_EVENT_REJECTED)) => Err(Errno::ECONNREFUSED),
+            (Life::Connecting(_), Some(_)) => Err(errno_of(event.kind, event.status)),
+            (Life::Accepting(..), Some(kind)) => {
                 return self.finish_handshake(state, kind == RDMA_CM_EVENT_ESTABLISHED);
             }
-            (Phase::Connected | Phase::Disconnected | Phase::Closing, Some(kind)) => {
+            (Life::Open(_) | Life::Closing(_), Some(kind)) => {
                 if let Some(error) = loss_of(kind) {
                     self.connection_lost(&mut state, error);
                 }
@@ -209,7 +219,8 @@ impl Stream {
         data[start..start + ConnData::LEN].copy_from_slice(&offer);
         id.connect_or_accept(true, &data[..start + ConnData::LEN])?;
         self.channel_fd.store(connection.channel.completions.fd(), Ordering::Relaxed);
-        state.requested = Some(connection);
+        let Life::Connecting(attempt) = &mut state.life else { return Err(Errno::EIO) };
+        attempt.requested = Some(connection);
         Ok(())
     }
 
@@ -217,7 +228,7 @@ impl Stream {
     #[cold]
     fn use_another_port(&self, state: &mut State, error: Errno) -> Result<()> {
         let is_bound = state.bound.is_some();
-        let Phase::Connecting(attempt) = &mut state.phase else { return Err(error) };
+        let Life::Connecting(attempt) = &mut state.life else { return Err(error) };
         if !attempt.takes_next_port(error, is_bound) {
             return Err(error);
         }
@@ -230,11 +241,11 @@ impl Stream {
     fn established(&self, state: &mut State, event: &Event) -> Result<()> {
         // A peer that accepts with other private data does not use the rsocket protocol.
         let peer = ConnData::parse(event.data()).ok_or(Errno::ECONNREFUSED)?;
-        let mut connection = state.requested.take().ok_or(Errno::EIO)?;
+        let Life::Connecting(attempt) = &mut state.life else { return Err(Errno::EIO) };
+        let mut connection = attempt.requested.take().ok_or(Errno::EIO)?;
         connection.set_peer(&peer, event.takes_reads);
-        state.connection = Some(connection);
-        state.phase = Phase::Connected;
-        state.success_unreported = true;
+        connection.ends.success_unreported = true;
+        state.life = Life::Open(connection);
         state.move_to(Role::Events);
         self.on_connected(state);
         Ok(())
@@ -242,10 +253,8 @@ impl Stream {
 
     /// Completes the setup of a connection, on the active or the passive side.
     pub(super) fn on_connected(&self, state: &mut State) {
-        if let (Some(connection), Some(id)) = (&mut state.connection, &state.id) {
-            if !state.shut_write {
-                connection.begin_sending(state.options.inline);
-            }
+        if let (Life::Open(connection), Some(id)) = (&mut state.life, &state.id) {
+            connection.begin_sending(state.options.inline);
             connection.list(self.fd, id.id());
             connection.set_nodelay(state.options.nodelay);
         }
@@ -258,8 +267,11 @@ impl Stream {
     fn connection_lost(&self, state: &mut State, error: Errno) {
         // Data that has arrived before stays readable, and the peer's last message takes effect.
         self.process_completions(state);
-        state.disconnect(Some(error));
-        state.cm_disconnected = true;
+        let State { life, error: pending, .. } = state;
+        if let Some(connection) = life.connection_mut() {
+            connection.disconnect(Some(error), pending);
+            connection.ends.cm_disconnected = true;
+        }
         state.flush_and_disconnect();
         self.notify(Notice::Changed);
     }
@@ -271,21 +283,19 @@ impl Stream {
     pub(super) fn event_channel_lost(&self, mut state: Guard<'_>, error: Errno) {
         // The channel stays readable, so it must not be watched.
         state.key.take().into_iter().for_each(reactor::unregister);
-        match &state.phase {
-            Phase::Accepting(_) => drop(self.finish_handshake(state, false)),
-            Phase::Connected | Phase::Disconnected | Phase::Closing => {
-                self.connection_lost(&mut state, Errno::ECONNRESET)
-            }
-            Phase::Listening(_) => self.listener_lost(&mut state, error),
+        match &state.life {
+            Life::Accepting(..) => drop(self.finish_handshake(state, false)),
+            Life::Open(_) | Life::Closing(_) => self.connection_lost(&mut state, Errno::ECONNRESET),
+            Life::Listening(_) => self.listener_lost(&mut state, error),
             _ => self.fail(&mut state, error),
         }
     }
 
     /// Ends an attempt to connect that has failed.
     fn fail(&self, state: &mut State, error: Errno) {
-        state.phase = Phase::Failed { reported: false };
-        state.error = Some(error);
         state.flush_and_disconnect();
+        self.drop_request(state);
+        (state.life, state.error) = (Life::Failed { reported: false }, Some(error));
         self.notify(Notice::Changed);
     }
 
@@ -294,16 +304,27 @@ impl Stream {
         self.process_completions(state);
         // A thread that held the lock may have disabled keepalive after the timer expired.
         if state.options.keepalive
-            && let (Phase::Connected, Some(connection)) = (&state.phase, &mut state.connection)
+            && let Life::Open(connection) = &mut state.life
+            && !connection.ends.over
             && let Err(error) = connection.keep_alive()
         {
             connection.fail(error);
             self.process_completions(state);
         }
-        if !matches!(state.phase, Phase::Connected) {
+        if !matches!(&state.life, Life::Open(connection) if !connection.ends.over) {
             self.notify(Notice::Changed);
         }
         state.set_keep_alive();
+    }
+}
+
+impl Ends {
+    /// For the first rconnect(3) after an attempt that has succeeded in the background: returns
+    /// success or, as with TCP, the error with which the connection has ended since; `ECONNABORTED`
+    /// if another call has returned this error.
+    fn report_success(&mut self, error: &mut Option<Errno>) -> Result<()> {
+        self.success_unreported = false;
+        if self.with_error { Err(error.take().unwrap_or(Errno::ECONNABORTED)) } else { Ok(()) }
     }
 }
 
@@ -354,16 +375,16 @@ impl State {
 
     /// Returns the result of a call of rconnect(3) that has waited for the end of the attempt.
     fn end_of_connect(&mut self) -> Result<()> {
-        match self.phase {
-            Phase::Closing | Phase::Closed { .. } => Err(Errno::EBADF),
-            // Another thread has shut the socket down, or has seen the failure and now listens.
-            Phase::Idle | Phase::Listening(_) => Err(self.error.take().unwrap_or(Errno::ECONNABORTED)),
-            Phase::Failed { .. } => Err(self.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),
-            // Connected, even if the connection has ended already.
-            _ => {
-                self.success_unreported = false;
+        match &mut self.life {
+            Life::Closing(_) | Life::Leaving { .. } | Life::Closed => Err(Errno::EBADF),
+            Life::Failed { .. } => Err(self.report_failed_attempt().unwrap_or(Errno::ECONNREFUSED)),
+            // Even if the connection has ended already.
+            Life::Open(connection) => {
+                connection.ends.success_unreported = false;
                 Ok(())
             }
+            // Another thread has shut the socket down, or has seen the failure and now listens.
+            _ => Err(self.error.take().unwrap_or(Errno::ECONNABORTED)),
         }
     }
 
@@ -390,46 +411,41 @@ impl State {
     /// Sets the timer for the next keepalive, or clears the timer, unless the timer serves a
     /// background shutdown or the requests of a listener.
     pub(super) fn set_keep_alive(&self) {
-        let is_connected = matches!(self.phase, Phase::Connected);
-        let is_free = self.background.is_none() && (is_connected || matches!(self.phase, Phase::Disconnected));
-        if let Some(key) = self.key.filter(|_| is_free) {
+        if let (Life::Open(connection), Some(key), None) = (&self.life, self.key, &self.background) {
             let time = Duration::from_secs(self.options.keep_idle.into());
-            let on = self.options.keepalive && is_connected;
+            let on = self.options.keepalive && !connection.ends.over;
             reactor::set_timer(key, on.then(|| Instant::now() + time));
         }
-    }
-
-    /// For the first rconnect(3) after an attempt that has succeeded in the background: returns
-    /// success or, as with TCP, the error with which the connection has ended since; `ECONNABORTED`
-    /// if another call has returned this error.
-    fn report_success(&mut self) -> Result<()> {
-        self.success_unreported = false;
-        if self.ended_with_error { Err(self.error.take().unwrap_or(Errno::ECONNABORTED)) } else { Ok(()) }
     }
 
     /// Takes the error of a failed attempt to connect, for the call of rconnect(3) that returns
     /// this error.
     fn report_failed_attempt(&mut self) -> Option<Errno> {
-        self.phase = Phase::Failed { reported: true };
+        self.life = Life::Failed { reported: true };
         self.error.take()
     }
 
     /// Flushes the QP and disconnects, or answers the peer's disconnect request.
     fn flush_and_disconnect(&mut self) {
-        self.connection.iter().chain(&self.requested).for_each(|connection| connection.flush_qp());
+        self.with_qp().into_iter().for_each(Connection::flush_qp);
         self.disconnect_id();
+    }
+
+    /// Returns the connection, even if the peer has not accepted it yet.
+    pub(super) fn with_qp(&self) -> Option<&Connection> {
+        if let Life::Connecting(attempt) = &self.life { attempt.requested.as_deref() } else { self.life.connection() }
     }
 
     /// Disconnects the id if it has a QP. Notifies the peer at once.
     pub(super) fn disconnect_id(&self) {
-        if self.connection.is_some() || self.requested.is_some() {
+        if self.with_qp().is_some() {
             // Fails harmlessly if the id is not connected.
             let _ = self.id().and_then(CmId::disconnect);
         }
     }
 
     fn resolve_route(&mut self) -> Result<()> {
-        if let Phase::Connecting(attempt) = &mut self.phase {
+        if let Life::Connecting(attempt) = &mut self.life {
             attempt.tries = 1;
         }
         let id = self.id()?;
@@ -442,7 +458,7 @@ impl State {
     /// Handles a failure to resolve address or route: after a time-out, tries again with more time.
     fn retry_resolve(&mut self, event: &Event) -> Result<()> {
         let error = errno_of(event.kind, event.status);
-        let Phase::Connecting(attempt) = &mut self.phase else { return Err(error) };
+        let Life::Connecting(attempt) = &mut self.life else { return Err(error) };
         let time = attempt.next_timeout(error).ok_or(error)?;
         let dst = attempt.dst;
         let id = self.id()?;
@@ -509,7 +525,7 @@ mod tests {
 
     #[test]
     fn a_step_is_repeated_with_more_time() {
-        let Phase::Connecting(mut attempt) = connecting() else { unreachable!() };
+        let Life::Connecting(mut attempt) = connecting() else { unreachable!() };
         assert_eq!(attempt.next_timeout(Errno::ENODEV), None);
         let times: Vec<_> = std::iter::from_fn(|| attempt.next_timeout(TIMEOUT)).collect();
         assert_eq!(times, [2000, 4000, 8000, 16_000, 32_000]);
@@ -522,24 +538,35 @@ mod tests {
     #[test]
     fn results_of_connect() {
         let (none, in_use) = (None, Some(Errno::EADDRINUSE));
-        for (phase, error, end) in [
-            (Phase::Idle, none, Err(ABORTED)),
-            (Phase::Idle, in_use, Err(Errno::EADDRINUSE)),
-            (Phase::Connected, none, Ok(())),
-            (Phase::Disconnected, in_use, Ok(())),
-            (listening(), none, Err(ABORTED)),
-            (failed(true), none, Err(REFUSED)),
-            (failed(false), none, Err(REFUSED)),
-            (failed(false), in_use, Err(Errno::EADDRINUSE)),
-            (Phase::Closing, none, Err(Errno::EBADF)),
+        for (life, error, end) in [
+            (Life::Idle, none, ABORTED),
+            (Life::Stopped, in_use, Errno::EADDRINUSE),
+            (listening(), none, ABORTED),
+            (failed(true), none, REFUSED),
+            (failed(false), none, REFUSED),
+            (failed(false), in_use, Errno::EADDRINUSE),
+            (Life::Closed, none, Errno::EBADF),
         ] {
-            let mut state = state(phase);
-            (state.success_unreported, state.error) = (matches!(end, Ok(())), error);
-            assert_eq!(state.end_of_connect(), end);
-            assert!(!state.success_unreported);
-            if let Phase::Failed { reported } = state.phase {
+            let mut state = State { error, ..state(life) };
+            assert_eq!(state.end_of_connect(), Err(end));
+            if let Life::Failed { reported } = state.life {
                 assert!(reported, "the next call starts over");
             }
+        }
+    }
+
+    #[test]
+    fn a_success_is_reported_once() {
+        let reset = Some(Errno::ECONNRESET);
+        for (with_error, error, result) in [
+            (false, None, Ok(())),
+            (false, reset, Ok(())),
+            (true, reset, Err(Errno::ECONNRESET)),
+            (true, None, Err(ABORTED)),
+        ] {
+            let mut ends = Ends { with_error, success_unreported: true, ..Ends::default() };
+            assert_eq!(ends.report_success(&mut error.clone()), result);
+            assert!(!ends.success_unreported);
         }
     }
 }

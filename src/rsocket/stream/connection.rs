@@ -18,7 +18,7 @@ mod post;
 mod receive;
 mod send;
 
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,6 +29,7 @@ use crate::errno::{Errno, Result};
 use crate::os::alloc::try_box;
 use crate::rsocket::cm_id::CmId;
 use crate::rsocket::flow::{Reasons, Receiver, SendLimits, Sender};
+use crate::rsocket::poll_waiter::Spinning;
 use crate::rsocket::socket_table::{self, Counters};
 use crate::rsocket::wire::{ConnData, IOMAP_ENTRY, Region, SGL_ENTRIES, SGL_ENTRY};
 use crate::verbs::rc::{CompletionChannel, CompletionQueue, CqEvent, MemoryRegion, Opcode, Waker, ibv_wc};
@@ -152,6 +153,59 @@ enum EndRead {
     Posted,
 }
 
+/// What has ended of a connection, and what calls have reported of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ends {
+    /// Nothing is sent any more: the connection has ended, or the program has closed it.
+    pub over: bool,
+    /// The program has shut down reading.
+    pub shut_read: bool,
+    /// The program has shut down writing.
+    pub shut_write: bool,
+    /// The peer sends no more data.
+    pub eof: bool,
+    /// The connection has ended with an error, which a call may have returned since.
+    pub with_error: bool,
+    /// The connection manager has reported the end of the connection, or cannot report it any more.
+    pub cm_disconnected: bool,
+    /// The disconnect message was sent or queued, or is not needed any more.
+    pub disconnect_sent: bool,
+    /// An attempt to connect has succeeded, and no call has reported the success yet: the next
+    /// rconnect(3) reports it.
+    pub success_unreported: bool,
+    /// A send after the peer's close was reported as successful, as with TCP: its data is lost.
+    pub send_lost: bool,
+}
+
+impl Ends {
+    /// Notes that the connection has ended, because of an error (`cause`) unless the end is orderly.
+    /// `error` is the stream's pending error.
+    pub fn disconnect(&mut self, cause: Option<Errno>, error: &mut Option<Errno>) {
+        if !mem::replace(&mut self.over, true) {
+            // After both sides have shut down writing, any failure is orderly: the first side that
+            // learns of both shutdowns may close at once. If only the peer has sent its last
+            // message, a disconnect is orderly: as with TCP, reading then returns 0.
+            let is_orderly = self.eof && (self.shut_write || cause == Some(Errno::ECONNRESET));
+            if !is_orderly {
+                self.with_error = cause.is_some();
+                *error = error.or(cause);
+            }
+        }
+        self.eof = true;
+    }
+
+    /// Returns whether nothing has ended.
+    #[inline]
+    pub fn none(&self) -> bool {
+        !(self.over | self.shut_read | self.shut_write | self.eof)
+    }
+
+    /// Returns whether the program may still write.
+    pub fn can_write(&self) -> bool {
+        !self.over && !self.shut_write
+    }
+}
+
 /// A stream's QP with both halves, from the handshake on.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -165,6 +219,10 @@ pub(super) struct Connection {
     /// handshake.
     pub peer: ConnData,
     pub channel: Channel,
+    pub ends: Ends,
+    pub spinning: Spinning,
+    /// Number of consecutive receiving calls that had to sleep.
+    pub sleeps: u8,
     end_read: EndRead,
     /// The first failure of a work request, or the peer's protocol violation.
     failed: Option<Errno>,
@@ -226,6 +284,9 @@ impl Connection {
                 device_gone: false,
                 watch: Watch::None,
             },
+            ends: Ends::default(),
+            spinning: Spinning::default(),
+            sleeps: 0,
             end_read: EndRead::Impossible,
             failed: None,
             receive_ended: false,
@@ -260,8 +321,21 @@ impl Connection {
         self.publish();
     }
 
+    /// Notes that the connection has ended ([`Ends::disconnect`]).
+    pub fn disconnect(&mut self, cause: Option<Errno>, error: &mut Option<Errno>) {
+        self.ends.disconnect(cause, error);
+        self.end();
+    }
+
+    /// Sends nothing more, and lists the connection as closing.
+    pub fn end(&mut self) {
+        self.ends.over = true;
+        self.end_sending();
+        self.list_as_closing();
+    }
+
     /// Marks the connection as closing, for rsstat(8).
-    pub fn list_as_closing(&self) {
+    fn list_as_closing(&self) {
         if let Some(entry) = &self.entry {
             entry.set_state(socket_table::CLOSING);
         }
@@ -308,7 +382,8 @@ impl Connection {
     /// Returns whether this is a working iWARP connection whose last messages may not have arrived
     /// yet, even if their work requests have completed.
     pub fn needs_graceful_end(&self) -> bool {
-        self.qp.is_iwarp() && self.failed.is_none() && !(self.end_read == EndRead::Posted && self.is_flushed())
+        let works = !self.ends.cm_disconnected && self.failed.is_none();
+        self.qp.is_iwarp() && works && !(self.end_read == EndRead::Posted && self.is_flushed())
     }
 
     /// Posts an RDMA read of no bytes after the last message of an iWARP connection: when the read
@@ -456,5 +531,33 @@ impl RemoteMemory {
     fn region(self, offset: u32, length: u32) -> Region {
         let addr = self.start.as_ptr() as usize as u64 + u64::from(offset);
         Region { addr, rkey: self.rkey, length }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The end of a connection that both sides have shut down is no error, as with TCP.
+    #[test]
+    fn an_orderly_end_is_no_error() {
+        let reset = Some(Errno::ECONNRESET);
+        for (eof, shut_write, cause, error) in [
+            (false, false, None, None),
+            (false, false, reset, reset),
+            (false, true, reset, reset),
+            (true, false, reset, None),
+            (true, true, reset, None),
+            (true, false, Some(Errno::ETIMEDOUT), Some(Errno::ETIMEDOUT)),
+            (true, true, Some(Errno::ETIMEDOUT), None),
+        ] {
+            let (mut ends, mut pending) = (Ends { eof, shut_write, ..Ends::default() }, None);
+            assert_eq!(ends.can_write(), !shut_write);
+            ends.disconnect(cause, &mut pending);
+            assert!(ends.over && ends.eof && !ends.can_write());
+            assert_eq!((pending, ends.with_error), (error, error.is_some()));
+            ends.disconnect(Some(Errno::ENETDOWN), &mut pending);
+            assert_eq!(pending, error, "the first cause is reported");
+        }
     }
 }

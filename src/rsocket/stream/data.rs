@@ -25,9 +25,10 @@ use std::slice;
 use libc::iovec;
 
 use super::channel_leader::{self, EventSource};
-use super::connection::{Connection, Gather, MAX_COLLECTED, Source, parts};
+use super::connection::{Connection, Ends, Gather, MAX_COLLECTED, Source, parts};
+use super::options::Options;
 use super::waiting::Wait;
-use super::{Guard, Phase, Received, State, Stream};
+use super::{Guard, Life, Received, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::os::cancel;
 
@@ -51,22 +52,20 @@ impl Stream {
         let Some(mut guard) = self.state.try_lock() else { return Received::Unusual };
         let thread = guard.holder();
         let state = &mut *guard;
-        if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
-            return Received::Unusual;
-        }
-        let Some(connection) = state.connection.as_deref_mut() else { return Received::Unusual };
+        let Life::Open(connection) = &mut state.life else { return Received::Unusual };
         if connection.flush_before_read(thread) {
             return Received::Unusual;
         }
         // Poll for new data, unless the buffered data is enough for the whole call, or the call
         // will probably sleep: such a call polls after it has armed the CQ.
         if !connection.has_piece(len)
-            && (state.sleeps >= SLEEPS && !state.returns_at_once(flags) || !self.process_completions_here(state))
-            && state.available(false, 0) == 0
+            && (connection.sleeps >= SLEEPS && !state.returns_at_once(flags) || !self.process_completions_here(state))
+            && let Life::Open(connection) = &state.life
+            && connection.available() == 0
         {
             // The slow path reports the end of the stream or an error.
-            let ended = state.eof || state.shut_read || state.handed_over;
-            if !(matches!(state.phase, Phase::Connected) && !ended && state.error.is_none()) || len == 0 {
+            let Ends { over, eof, shut_read, .. } = connection.ends;
+            if over | eof | shut_read | state.handed_over || state.error.is_some() || len == 0 {
                 return Received::Unusual;
             }
             if state.returns_at_once(flags) {
@@ -94,13 +93,12 @@ impl Stream {
         // SAFETY: this thread holds the lock and has forgotten its guard: guaranteed by the caller.
         let mut state = unsafe { self.state.resume() };
         let mut wait = Wait::after(state.options.receive_timeout);
-        let sleeps = mem::take(&mut state.sleeps);
+        let Life::Open(connection) = &mut state.life else { return Err(Errno::EBADF) };
+        let sleeps = mem::take(&mut connection.sleeps);
         let (mut state, result) = self.sleep(state, &mut wait);
-        if state.is_closed() {
-            return Err(Errno::EBADF);
-        }
-        if state.sleeps > 0 {
-            state.sleeps = sleeps.saturating_add(1);
+        let Life::Open(connection) = &mut state.life else { return Err(Errno::EBADF) };
+        if connection.sleeps > 0 {
+            connection.sleeps = sleeps.saturating_add(1);
         } else {
             // The wait may have polled without sleeping, and polling is not a cancellation point.
             drop(state);
@@ -165,7 +163,7 @@ impl Stream {
             if state.available(peek, done) < (total - done) as u64 {
                 self.process_completions(&mut state);
             }
-            if !peek && state.connection.as_ref().is_some_and(|connection| connection.reads_unlocked(total - done)) {
+            if !peek && state.life.connection().is_some_and(|connection| connection.reads_unlocked(total - done)) {
                 // SAFETY: the buffers are writable: guaranteed by the caller; only this thread
                 // reads.
                 let (back, copied) = unsafe { self.copy_out_unlocked(state, buffers, done) };
@@ -199,12 +197,12 @@ impl Stream {
             return false;
         }
         let Some(mut state) = self.state.try_lock() else { return false };
-        let (thread, is_unusual, can_write) = (state.holder(), state.mappings.pending, state.can_write());
-        let Some(connection) = state.connection.as_deref_mut() else { return false };
+        let (thread, is_unusual) = (state.holder(), state.mappings.pending);
+        let Life::Open(connection) = &mut state.life else { return false };
         if is_unusual || !connection.takes_inline(len) {
             return false;
         }
-        debug_assert!(can_write, "nothing goes inline otherwise");
+        debug_assert!(connection.ends.can_write(), "nothing goes inline otherwise");
         connection.set_sender_thread(thread);
         // SAFETY: `data` is readable for `len` bytes: guaranteed by the caller; an inline length
         // fits an isize.
@@ -223,7 +221,7 @@ impl Stream {
     /// neither is possible.
     #[inline(never)]
     fn send_in_burst(&self, state: &mut State, data: &[u8]) -> bool {
-        let Some(connection) = &mut state.connection else { return false };
+        let Life::Open(connection) = &mut state.life else { return false };
         if connection.hold(data) {
             channel_leader::ensure_flush_scheduled(self, state);
             return true;
@@ -262,18 +260,16 @@ impl Stream {
         let mut done = 0;
         let mut polled = false;
         let thread = state.holder();
-        if let Some(connection) = &mut state.connection {
-            connection.set_sender_thread(thread);
-        }
+        state.life.connection_mut().into_iter().for_each(|connection| connection.set_sender_thread(thread));
         loop {
             state = self.until_connected(state, nonblocking, &mut wait)?;
             if !state.can_write() {
-                return cannot_send(&mut state, done, total);
+                return state.cannot_send(done, total);
             }
             // SAFETY: the buffers are readable: guaranteed by the caller.
             let (back, Sent { bytes, unlocked }) = unsafe { self.send_some(state, buffers, done, total - done) };
             state = back;
-            let has_failed = state.connection.as_ref().is_some_and(|connection| connection.failure().is_some());
+            let has_failed = state.life.connection().is_some_and(|connection| connection.failure().is_some());
             let sent = if has_failed { 0 } else { bytes };
             done += sent;
             if done == total {
@@ -286,7 +282,7 @@ impl Stream {
             if polled || unlocked {
                 continue;
             }
-            if let Some(connection) = state.connection.as_ref().filter(|_| !nonblocking) {
+            if let Some(connection) = state.life.connection().filter(|_| !nonblocking) {
                 connection.count_send_wait();
             }
             let Some(back) = self.pause(state, nonblocking, &mut wait, done)? else { return Ok(done) };
@@ -321,11 +317,11 @@ impl Stream {
         while done < data.len() {
             state = self.until_connected(state, nonblocking, &mut wait)?;
             if !state.can_write() {
-                return cannot_send(&mut state, done, data.len());
+                return state.cannot_send(done, data.len());
             }
             // Process the completion that announces the peer's latest mapping, if it has arrived.
             self.process_completions(&mut state);
-            let Some(connection) = &mut state.connection else { return Err(Errno::ENOTCONN) };
+            let Life::Open(connection) = &mut state.life else { return Err(Errno::ENOTCONN) };
             let Some(region) = connection.mapped(offset.wrapping_add(done as u64)) else { break };
             let written = connection.write(&data[done..], region, done > 0);
             done += written;
@@ -348,7 +344,7 @@ impl Stream {
         loop {
             state = self.wait_while(state, Connection::is_sending_unlocked);
             state.check_connected(nonblocking)?;
-            if !matches!(state.phase, Phase::Connecting(_) | Phase::Accepting(_)) {
+            if let Life::Open(_) = state.life {
                 return Ok(state);
             }
             // A call on a socket that is connecting has sent nothing.
@@ -368,7 +364,7 @@ impl Stream {
         done: usize,
     ) -> Result<Option<Guard<'a>>> {
         // Another thread may have closed the socket while this call did not hold the lock.
-        if state.is_closed() {
+        if state.life.is_closed() {
             return Err(Errno::EBADF);
         }
         // A socket that was handed over does not wait, as in `receive_waiting`.
@@ -381,7 +377,7 @@ impl Stream {
             return if done > 0 { Ok(None) } else { Err(Errno::EAGAIN) };
         }
         let (state, result) = self.sleep(state, wait);
-        if state.is_closed() {
+        if state.life.is_closed() {
             return Err(Errno::EBADF);
         }
         Ok(goes_on_after(result, done)?.then_some(state))
@@ -417,16 +413,14 @@ impl Stream {
     /// before. The data may be held instead, which counts as sent.
     fn send_source<'a, S: Source>(&'a self, mut state: Guard<'a>, data: S, begun: bool) -> (Guard<'a>, Sent) {
         let mut sent = Sent::default();
-        let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none()) else {
-            return (state, sent);
-        };
+        let Some(connection) = state.working() else { return (state, sent) };
         if !begun && connection.hold(data) {
             channel_leader::ensure_flush_scheduled(self, &mut state);
             return (state, Sent { bytes: data.size(), ..sent });
         }
         connection.send_held();
         while sent.bytes < data.size()
-            && let Some(connection) = state.connection.as_mut().filter(|connection| connection.failure().is_none())
+            && let Some(connection) = state.working()
         {
             let (_, rest) = data.split(sent.bytes);
             let Some(planned) = connection.plan(rest, begun || sent.bytes > 0) else { break };
@@ -441,9 +435,7 @@ impl Stream {
             // thread uses it without the lock.
             let posted = unsafe { planned.post(queue) };
             state = self.lock();
-            if let Some(connection) = &mut state.connection {
-                connection.end_unlocked(posted);
-            }
+            state.life.connection_mut().into_iter().for_each(|connection| connection.end_unlocked(posted));
             self.notify_waiting(&state);
             if !state.can_write() {
                 break;
@@ -473,23 +465,33 @@ fn goes_on_after(result: Result<()>, done: usize) -> Result<bool> {
     }
 }
 
-/// Returns the result of a call that cannot send any more: the number of bytes sent, or an error.
-/// As with TCP a failure is reported once; afterwards, and after the peer's disconnect or the
-/// program's SHUT_WR, the error is `EPIPE`. For programs that expect TCP (`sigpipe`), the first
-/// call after the peer's orderly close discards the data that fits the send buffer, and succeeds:
-/// such a program may have to read data before it learns of the close.
-fn cannot_send(state: &mut State, done: usize, total: usize) -> Result<usize> {
-    if done > 0 {
-        return Ok(done);
+impl Ends {
+    /// Returns the result of a call that cannot send any of its `total` bytes. As with TCP a failure
+    /// is reported once; afterwards, and after the peer's disconnect or the program's SHUT_WR, the
+    /// error is `EPIPE`. For programs that expect TCP (`sigpipe`), the first call after the peer's
+    /// orderly close discards the data that fits the send buffer, and succeeds: such a program may
+    /// have to read data before it learns of the close.
+    fn cannot_send(&mut self, error: &mut Option<Errno>, options: &Options, total: usize) -> Result<usize> {
+        if let Some(error) = error.take() {
+            return Err(error);
+        }
+        if options.sigpipe && !self.shut_write && !self.with_error && !self.send_lost {
+            self.send_lost = true;
+            return Ok(total.min(options.send_buffer as usize));
+        }
+        Err(Errno::EPIPE)
     }
-    if let Some(error) = state.error.take() {
-        return Err(error);
+
+    /// Returns the result of a call that has received `done` bytes and finds no more data; `None`
+    /// if more data may arrive. The pending error is reported once, and only by a call that has
+    /// received nothing.
+    fn end_of_data(&self, error: &mut Option<Errno>, done: usize) -> Option<Result<usize>> {
+        if !self.eof && !self.shut_read && error.is_none() {
+            return None;
+        }
+        let error = if done == 0 { error.take() } else { None };
+        Some(error.map_or(Ok(done), Err))
     }
-    if state.options.sigpipe && !state.shut_write && !state.ended_with_error && !state.send_lost {
-        state.send_lost = true;
-        return Ok(total.min(state.options.send_buffer as usize));
-    }
-    Err(Errno::EPIPE)
 }
 
 impl State {
@@ -498,31 +500,44 @@ impl State {
     /// caller waits. Fails with `EBADF` if the socket is closed.
     #[inline]
     fn check_connected(&mut self, nonblocking: bool) -> Result<()> {
-        match self.phase {
-            Phase::Connected | Phase::Disconnected => Ok(()),
-            Phase::Connecting(_) | Phase::Accepting(_) if nonblocking => Err(Errno::EAGAIN),
-            Phase::Connecting(_) | Phase::Accepting(_) => Ok(()),
-            Phase::Idle | Phase::Failed { .. } => Err(self.error.take().unwrap_or(Errno::ENOTCONN)),
-            Phase::Listening(_) => Err(Errno::ENOTCONN),
-            Phase::Closing | Phase::Closed { .. } => Err(Errno::EBADF),
+        match self.life {
+            Life::Open(_) => Ok(()),
+            Life::Connecting(_) | Life::Accepting(..) if nonblocking => Err(Errno::EAGAIN),
+            Life::Connecting(_) | Life::Accepting(..) => Ok(()),
+            Life::Idle | Life::Stopped | Life::Failed { .. } => Err(self.error.take().unwrap_or(Errno::ENOTCONN)),
+            Life::Listening(_) => Err(Errno::ENOTCONN),
+            Life::Closing(_) | Life::Leaving { .. } | Life::Closed => Err(Errno::EBADF),
         }
     }
 
-    /// Returns the result of a call that has received `done` bytes and finds no more data; `None`
-    /// if more data may arrive. An error is reported once, and only by a call that has received
-    /// nothing.
-    fn end_of_data(&mut self, done: usize) -> Option<Result<usize>> {
-        if !self.eof && !self.shut_read && self.error.is_none() {
-            return None;
+    /// Returns the connection, unless there is none or it has failed.
+    fn working(&mut self) -> Option<&mut Connection> {
+        self.life.connection_mut().filter(|connection| connection.failure().is_none())
+    }
+
+    /// Returns whether the program may still write.
+    fn can_write(&self) -> bool {
+        matches!(&self.life, Life::Open(connection) if connection.ends.can_write())
+    }
+
+    /// Returns the result of a call that has sent `done` of `total` bytes and cannot send more.
+    fn cannot_send(&mut self, done: usize, total: usize) -> Result<usize> {
+        match &mut self.life {
+            Life::Open(connection) if done == 0 => connection.ends.cannot_send(&mut self.error, &self.options, total),
+            _ => Ok(done),
         }
-        let error = if done == 0 { self.error.take() } else { None };
-        Some(error.map_or(Ok(done), Err))
+    }
+
+    /// [`Ends::end_of_data`], also for a stream that is connecting.
+    fn end_of_data(&mut self, done: usize) -> Option<Result<usize>> {
+        let ends = if let Life::Open(connection) = &self.life { connection.ends } else { Ends::default() };
+        ends.end_of_data(&mut self.error, done)
     }
 
     /// Returns the number of bytes that can be read; for a peeking call, without the `done` bytes
     /// that the call has copied already.
     pub(super) fn available(&self, peek: bool, done: usize) -> u64 {
-        let available = self.connection.as_ref().map_or(0, |connection| connection.available());
+        let available = self.life.connection().map_or(0, Connection::available);
         if peek { available.saturating_sub(done as u64) } else { available }
     }
 
@@ -531,7 +546,7 @@ impl State {
     /// librspreload's forwarder.
     #[inline(always)] // see rsocket::calls
     fn readable(&mut self, len: usize) -> Option<&mut Connection> {
-        let connection = self.connection.as_deref_mut()?;
+        let Life::Open(connection) = &mut self.life else { return None };
         let is_special = connection.is_being_read() || connection.reads_unlocked(len) || self.handed_over;
         (!is_special).then_some(connection)
     }
@@ -543,7 +558,7 @@ impl State {
     /// The buffers are writable for their lengths.
     unsafe fn copy_out(&mut self, buffers: &[iovec], skip: usize, peek: bool) -> usize {
         let peeked = if peek { skip as u64 } else { 0 };
-        let Some(connection) = self.connection.as_mut().filter(|connection| !connection.is_being_read()) else {
+        let Some(connection) = self.life.connection_mut().filter(|connection| !connection.is_being_read()) else {
             return 0;
         };
         let mut done = 0;
@@ -577,25 +592,25 @@ impl Stream {
     /// Waits while `is_used` returns true: another thread uses the connection without the lock.
     #[inline]
     pub(super) fn wait_while<'a>(&'a self, state: Guard<'a>, is_used: impl Fn(&Connection) -> bool) -> Guard<'a> {
-        let is_used = |state: &State| state.connection.as_deref().is_some_and(&is_used);
+        let is_used = |state: &State| state.life.connection().is_some_and(&is_used);
         if is_used(&state) { self.wait_while_used(state, is_used) } else { state }
     }
 
     #[cold]
     fn wait_while_used<'a>(&'a self, mut state: Guard<'a>, is_used: impl Fn(&State) -> bool) -> Guard<'a> {
-        state.connection.iter_mut().for_each(|connection| connection.waiting += 1);
+        state.life.connection_mut().into_iter().for_each(|connection| connection.waiting += 1);
         while is_used(&state) {
             // Like a wait for the lock, this is not a cancellation point.
             state = cancel::never(|| channel_leader::wait_for_change(self, state));
         }
-        state.connection.iter_mut().for_each(|connection| connection.waiting -= 1);
+        state.life.connection_mut().into_iter().for_each(|connection| connection.waiting -= 1);
         state
     }
 
     /// Notifies the threads that wait in [`wait_while`](Self::wait_while).
     #[inline]
     fn notify_waiting(&self, state: &State) {
-        if state.connection.as_ref().is_some_and(|connection| connection.waiting > 0) {
+        if state.life.connection().is_some_and(|connection| connection.waiting > 0) {
             self.changed.notify();
         }
     }
@@ -612,7 +627,7 @@ impl Stream {
         skip: usize,
     ) -> (Guard<'a>, usize) {
         let mut done = 0;
-        while let Some(connection) = &mut state.connection
+        while let Some(connection) = state.life.connection_mut()
             && let Some((start, len)) = parts(buffers, skip + done).next()
             && let Some(unread) = connection.begin_reading(len)
         {
@@ -623,7 +638,7 @@ impl Stream {
             // reads gives the memory back to the peer. It does not overlap the program's buffer.
             unsafe { ptr::copy_nonoverlapping(unread.as_ptr().cast(), start, len) };
             state = self.lock();
-            let Some(connection) = &mut state.connection else { break };
+            let Some(connection) = state.life.connection_mut() else { break };
             done += len;
             connection.end_reading(len);
             self.notify_waiting(&state);
@@ -634,30 +649,25 @@ impl Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{closed, connecting, failed, listening, state};
+    use super::super::tests::{connecting, failed, listening, state};
     use super::*;
-    use std::sync::Weak;
 
     const RESET: Errno = Errno::ECONNRESET;
     const AGAIN: Errno = Errno::EAGAIN;
 
     #[test]
     fn data_needs_a_connection() {
-        let accepting = || Phase::Accepting(Weak::new());
-        for (phase, waiting, now) in [
+        for (life, waiting, now) in [
             (connecting(), Ok(()), Err(AGAIN)),
-            (accepting(), Ok(()), Err(AGAIN)),
-            (Phase::Connected, Ok(()), Ok(())),
-            (Phase::Disconnected, Ok(()), Ok(())),
             (listening(), Err(Errno::ENOTCONN), Err(Errno::ENOTCONN)),
-            (Phase::Closing, Err(Errno::EBADF), Err(Errno::EBADF)),
-            (closed(), Err(Errno::EBADF), Err(Errno::EBADF)),
+            (Life::Closed, Err(Errno::EBADF), Err(Errno::EBADF)),
         ] {
-            let mut state = state(phase);
+            let mut state = state(life);
             assert_eq!((state.check_connected(false), state.check_connected(true)), (waiting, now));
+            assert!(!state.can_write() && state.end_of_data(5).is_none());
         }
-        for phase in [Phase::Idle, failed(false)] {
-            let mut state = state(phase);
+        for life in [Life::Idle, Life::Stopped, failed(false)] {
+            let mut state = state(life);
             state.error = Some(RESET);
             assert_eq!([(); 2].map(|()| state.check_connected(false)), [Err(RESET), Err(Errno::ENOTCONN)]);
         }
@@ -665,33 +675,32 @@ mod tests {
 
     #[test]
     fn the_end_of_data_and_errors() {
-        let end = |change: fn(&mut State), done| {
-            let mut state = state(Phase::Disconnected);
-            change(&mut state);
-            [done, 0].map(|done| state.end_of_data(done))
+        let end = |eof, shut_read, mut error, done| {
+            let ends = Ends { eof, shut_read, ..Ends::default() };
+            [done, 0].map(|done| ends.end_of_data(&mut error, done))
         };
-        assert_eq!(end(|_| {}, 5), [None, None]);
-        assert_eq!(end(|state| state.eof = true, 5), [Some(Ok(5)), Some(Ok(0))]);
-        assert_eq!(end(|state| state.shut_read = true, 0), [Some(Ok(0)), Some(Ok(0))]);
-        assert_eq!(end(|state| state.error = Some(RESET), 5), [Some(Ok(5)), Some(Err(RESET))]);
-        assert_eq!(end(|state| (state.eof, state.error) = (true, Some(RESET)), 0), [Some(Err(RESET)), Some(Ok(0))]);
+        assert_eq!(end(false, false, None, 5), [None, None]);
+        assert_eq!(end(true, false, None, 5), [Some(Ok(5)), Some(Ok(0))]);
+        assert_eq!(end(false, true, None, 0), [Some(Ok(0)), Some(Ok(0))]);
+        assert_eq!(end(false, false, Some(RESET), 5), [Some(Ok(5)), Some(Err(RESET))]);
+        assert_eq!(end(true, false, Some(RESET), 0), [Some(Err(RESET)), Some(Ok(0))]);
     }
 
     #[test]
     fn what_cannot_be_sent() {
-        let mut state = state(Phase::Disconnected);
-        let pipe = Err(Errno::EPIPE);
-        assert_eq!([3, 0, 0].map(|done| cannot_send(&mut state, done, 9)), [Ok(3), pipe, pipe]);
+        let (mut ends, mut options, pipe) = (Ends::default(), Options::default(), Err(Errno::EPIPE));
+        assert_eq!([9; 2].map(|total| ends.cannot_send(&mut None, &options, total)), [pipe; 2]);
         // For programs that expect TCP.
-        state.options.sigpipe = true;
-        assert_eq!([0; 2].map(|done| cannot_send(&mut state, done, 9)), [Ok(9), pipe]);
-        state.send_lost = false;
-        let most = state.options.send_buffer as usize;
-        assert_eq!(cannot_send(&mut state, 0, most + 1), Ok(most));
-        (state.send_lost, state.shut_write) = (false, true);
-        assert_eq!(cannot_send(&mut state, 0, 9), pipe);
-        (state.shut_write, state.ended_with_error, state.error) = (false, true, Some(RESET));
-        assert_eq!([0; 2].map(|done| cannot_send(&mut state, done, 9)), [Err(RESET), pipe]);
+        options.sigpipe = true;
+        assert_eq!([9; 2].map(|total| ends.cannot_send(&mut None, &options, total)), [Ok(9), pipe]);
+        ends.send_lost = false;
+        let most = options.send_buffer as usize;
+        assert_eq!(ends.cannot_send(&mut None, &options, most + 1), Ok(most));
+        (ends.send_lost, ends.shut_write) = (false, true);
+        assert_eq!(ends.cannot_send(&mut None, &options, 9), pipe);
+        (ends.shut_write, ends.with_error) = (false, true);
+        let mut error = Some(RESET);
+        assert_eq!([9; 2].map(|total| ends.cannot_send(&mut error, &options, total)), [Err(RESET), pipe]);
     }
 
     #[test]

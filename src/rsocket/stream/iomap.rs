@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 
 use super::connection::Connection;
-use super::{Phase, State, Stream};
+use super::{Life, State, Stream};
 use crate::cm;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
@@ -87,7 +87,7 @@ impl State {
         if !self.mappings.pending {
             return true;
         }
-        let Some(connection) = &mut self.connection else { return true };
+        let Some(connection) = self.life.connection_mut() else { return true };
         while let Some((position, index)) = next_wanted(self.mappings.entries(), connection.peer.iomap_size) {
             if !self.mappings.write(position, index, connection) {
                 return false;
@@ -143,7 +143,8 @@ impl Stream {
             return Err(Errno::EINVAL);
         }
         let remote = prot & libc::PROT_WRITE != 0;
-        if let (true, Phase::Connected, Some(connection)) = (remote, &state.phase, &state.connection)
+        if let (true, Life::Open(connection)) = (remote, &state.life)
+            && !connection.ends.over
             && !has_free_entry(state.mappings.entries(), connection.peer.iomap_size)
         {
             return Err(Errno::ENOMEM);
@@ -153,7 +154,7 @@ impl Stream {
         // An id without an address has no device yet.
         let domain = state.domain().map_err(|error| if error == Errno::ENODEV { Errno::EINVAL } else { error })?;
         let pd = domain.pd();
-        // SAFETY: the PD is dropped after the mappings (`State::release`); the memory stays mapped:
+        // SAFETY: the PD is dropped after the mappings (`State`); the memory stays mapped:
         // guaranteed by the caller.
         let memory = pinned_budget::with_memory(|| unsafe { MemoryRegion::of(pd, start, len, remote) })?;
         let entry = if remote { Entry::Wanted } else { Entry::Local };
@@ -170,7 +171,7 @@ impl Stream {
         let mut state = self.enter()?;
         let is_same = |mapped: &Mapped| mapped.memory.is_some() && mapped.start == start && mapped.len == len;
         let position = state.mappings.list.iter().position(is_same).ok_or(Errno::EINVAL)?;
-        let connected = matches!(state.phase, Phase::Connected);
+        let connected = matches!(&state.life, Life::Open(connection) if !connection.ends.over);
         let mapped = &mut state.mappings.list[position];
         match mapped.entry {
             Entry::Written(index) if connected => {

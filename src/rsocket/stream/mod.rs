@@ -33,7 +33,6 @@ pub use options::Value;
 pub(super) use options::{number, timeout};
 
 use super::cm_id::CmId;
-use super::poll_waiter::Spinning;
 use super::pollable::{Notice, Watchers};
 use super::reactor::{self, Key, Role};
 use crate::cm::{self, Domain};
@@ -89,10 +88,16 @@ pub enum Received {
     Unusual,
 }
 
-/// State behind a stream's lock. The default is the state of a new socket without an id.
+/// State behind a stream's lock. The default is the state of a new socket without an id. The first
+/// four fields are dropped in this order: the QP before the memory that the peer may write to, the
+/// PD of both, and the id that the QP belongs to.
 #[derive(Default)]
 struct State {
-    phase: Phase,
+    life: Life,
+    mappings: Mappings,
+    /// Protection domain of the QP and all memory regions.
+    domain: Option<Domain>,
+    id: Option<CmId>,
     options: Options,
     /// File status flags: O_NONBLOCK and any other flags that F_SETFL has set.
     flags: c_int,
@@ -100,69 +105,46 @@ struct State {
     error: Option<Errno>,
     /// The stream's registration with the reactor, while the reactor watches the event channel.
     key: Option<Key>,
-    /// Declared before `id`, so that the QP is destroyed before the id that it belongs to. No part of
-    /// [`Phase`]: a change of the phase would destroy the QP, which takes commands, and has to come
-    /// before the PD's end and after the last thread has left (`State::release`).
-    connection: Option<Box<Connection>>,
-    /// The connection until the peer has accepted it.
-    requested: Option<Box<Connection>>,
-    id: Option<CmId>,
-    /// The address that the socket was bound to, with the assigned port.
-    bound: Option<SockAddr>,
-    /// An attempt to connect has succeeded, and no call has reported the success yet: the next
-    /// rconnect(3) reports it.
-    success_unreported: bool,
-    /// The connection has ended with an error, which a call may have returned since.
-    ended_with_error: bool,
-    /// The program has shut down reading.
-    shut_read: bool,
-    /// The program has shut down writing.
-    shut_write: bool,
-    /// The peer sends no more data.
-    eof: bool,
-    /// librspreload now uses the stream, to forward data for the program ([`Stream::hand_over`]).
-    handed_over: bool,
-    /// The connection manager has reported the end of the connection, or cannot report it any more.
-    cm_disconnected: bool,
-    /// The disconnect message was sent or queued, or is not needed any more.
-    disconnect_sent: bool,
     /// A shutdown or close that the reactor completes in the background.
     background: Option<Background>,
-    /// A send after the peer's close was reported as successful, as with TCP: its data is lost.
-    send_lost: bool,
-    spinning: Spinning,
-    /// Number of consecutive receiving calls that had to sleep.
-    sleeps: u8,
-    mappings: Mappings,
-    /// Protection domain of the QP and all memory regions, dropped after them (`State::release`).
-    domain: Option<Domain>,
+    /// The address that the socket was bound to, with the assigned port.
+    bound: Option<SockAddr>,
+    /// librspreload now uses the stream, to forward data for the program ([`Stream::hand_over`]).
+    handed_over: bool,
 }
 
-/// Phase of a stream's life cycle. The tag is a plain byte, because each call compares it.
+/// Life cycle of a stream. Each variant owns what exists in that time only. The tag is a plain byte,
+/// because each call compares it; the variants with a connection are the last ones, with the
+/// connection at the same place.
 #[derive(Default)]
 #[repr(u8)]
-enum Phase {
+enum Life {
     #[default]
     Idle,
+    /// A listener that rshutdown(3) has stopped. Apart from the error of raccept(3) like `Idle`.
+    Stopped,
     Listening(Listening),
     /// Connecting, as the active side.
     Connecting(Box<Attempt>),
-    /// A connection that this listener accepts in the background, until the peer has finished the
-    /// handshake.
-    Accepting(Weak<Stream>),
-    /// Connecting, or the handshake of an accepted connection, has failed. `reported`: rconnect(3)
-    /// has returned the error, so the next rconnect(3) begins another attempt.
+    /// An attempt to connect has failed. `reported`: rconnect(3) has returned the error, so the next
+    /// rconnect(3) begins another attempt.
     Failed {
         reported: bool,
     },
-    Connected,
-    /// The connection has ended; there may be unread data.
-    Disconnected,
+    /// Closed by the program, without a connection.
+    Closed,
+    /// A connection that this listener accepts in the background, until the peer has finished the
+    /// handshake.
+    Accepting(Box<Connection>, Weak<Stream>),
+    /// A connection; after its end there may be unread data (`Ends::over`).
+    Open(Box<Connection>),
     /// Closed by the program; the connection is kept until all sent data has arrived.
-    Closing,
-    /// `release_due`: only the reactor's threads still use the stream, and the timer releases its
-    /// resources ([`Stream::release_soon`]); otherwise a call of rclose(3) does.
-    Closed {
+    Closing(Box<Connection>),
+    /// Closed; the connection is kept until the last thread has left it. `release_due`: only the
+    /// reactor's threads still use the stream, and the timer releases its resources
+    /// ([`Stream::release_soon`]); otherwise a call of rclose(3) does.
+    Leaving {
+        connection: Box<Connection>,
         release_due: bool,
     },
 }
@@ -201,7 +183,7 @@ impl Stream {
     /// process or a closed socket.
     fn enter(&self) -> Result<Guard<'_>> {
         let state = self.owner.enter(&self.state)?;
-        if state.is_closed() { Err(Errno::EBADF) } else { Ok(state) }
+        if state.life.is_closed() { Err(Errno::EBADF) } else { Ok(state) }
     }
 
     /// Notifies all waiting threads of a change that raises no event in a completion channel.
@@ -221,14 +203,14 @@ impl Stream {
     /// none, which a call would double.
     #[inline(always)]
     fn process_completions_here(&self, state: &mut State) -> bool {
-        let Some(connection) = &mut state.connection else { return false };
+        let (Life::Open(connection) | Life::Closing(connection)) = &mut state.life else { return false };
         let mut batch = NEW_BATCH;
         let completed = connection.poll_recv_cq(&mut batch);
-        let has_failed = connection.failure().is_some() && matches!(state.phase, Phase::Connected);
+        let has_failed = connection.failure().is_some() && !connection.ends.over;
         if completed == 0 && !has_failed && !connection.needs_attention() {
             return false;
         }
-        if completed == 1 && matches!(state.phase, Phase::Connected) && connection.take_plain(&batch) {
+        if completed == 1 && !connection.ends.over && connection.take_plain(&batch) {
             self.watchers.edges.fetch_add(1, Ordering::Relaxed);
             self.changed.notify();
             return true;
@@ -240,10 +222,7 @@ impl Stream {
     /// if there were any, or if a failure has ended the stream.
     #[inline(never)]
     fn process_batch(&self, state: &mut State, batch: &mut Batch, completed: usize) -> bool {
-        let Some(connection) = &mut state.connection else { return false };
-        if let Phase::Closed { .. } = state.phase {
-            return false;
-        }
+        let (Life::Open(connection) | Life::Closing(connection)) = &mut state.life else { return false };
         let mut outcome = connection.process(batch, completed);
         if (outcome.has(Outcome::END) || connection.failure().is_some()) && self.handle_end(state, outcome) {
             outcome.add(Outcome::ANY);
@@ -262,20 +241,21 @@ impl Stream {
     #[cold]
     #[inline(never)]
     fn handle_end(&self, state: &mut State, outcome: Outcome) -> bool {
-        state.eof |= outcome.has(Outcome::EOF);
-        if outcome.has(Outcome::DISCONNECT) || (outcome.has(Outcome::EOF) && state.shut_write) {
-            state.disconnect(None);
+        let State { life, error, .. } = state;
+        let Some(connection) = life.connection_mut() else { return false };
+        connection.ends.eof |= outcome.has(Outcome::EOF);
+        if outcome.has(Outcome::DISCONNECT) || (outcome.has(Outcome::EOF) && connection.ends.shut_write) {
+            connection.disconnect(None, error);
         }
-        let Some(connection) = &mut state.connection else { return false };
         let Some(failure) = connection.failure() else { return false };
-        let has_failed = matches!(state.phase, Phase::Connected);
+        let has_failed = !connection.ends.over;
         if has_failed {
             // A rejected post causes no completion: flush all work requests of the QP, which wakes
             // the leader.
             connection.flush_qp();
             self.watchers.notify(Notice::Changed);
         }
-        state.disconnect(Some(failure));
+        connection.disconnect(Some(failure), error);
         self.changed.notify();
         has_failed
     }
@@ -289,46 +269,70 @@ impl Stream {
     }
 }
 
-impl State {
+impl Life {
+    /// Returns the connection, unless there is none, or the peer has not accepted it yet.
+    #[inline]
+    fn connection(&self) -> Option<&Connection> {
+        match self {
+            Life::Accepting(connection, _)
+            | Life::Open(connection)
+            | Life::Closing(connection)
+            | Life::Leaving { connection, .. } => Some(connection),
+            _ => None,
+        }
+    }
+
+    /// [`connection`](Self::connection), to be changed.
+    #[inline]
+    fn connection_mut(&mut self) -> Option<&mut Connection> {
+        match self {
+            Life::Accepting(connection, _)
+            | Life::Open(connection)
+            | Life::Closing(connection)
+            | Life::Leaving { connection, .. } => Some(connection),
+            _ => None,
+        }
+    }
+
     /// Returns the connection if a thread sleeps in its completion channel.
     fn with_leader(&mut self) -> Option<&mut Connection> {
-        self.connection.as_deref_mut().filter(|connection| connection.channel.leadership.has_leader())
-    }
-
-    /// Marks the connection as ended, with `error` unless the end is orderly.
-    fn disconnect(&mut self, error: Option<Errno>) {
-        if let Phase::Connected = self.phase {
-            self.end(Phase::Disconnected);
-            // After both sides have shut down writing, any failure is orderly: the first side that
-            // learns of both shutdowns may close at once. If only the peer has sent its last
-            // message, a disconnect is orderly: as with TCP, reading then returns 0.
-            let is_orderly = self.eof && (self.shut_write || error == Some(Errno::ECONNRESET));
-            if !is_orderly {
-                self.ended_with_error = error.is_some();
-                self.error = self.error.or(error);
-            }
-        }
-        self.eof = true;
-        if let Some(connection) = &self.connection {
-            connection.list_as_closing();
-        }
-    }
-
-    /// Enters `phase`, in which no data is sent. Returns the previous phase.
-    fn end(&mut self, phase: Phase) -> Phase {
-        self.connection.iter_mut().for_each(|connection| connection.end_sending());
-        mem::replace(&mut self.phase, phase)
-    }
-
-    /// Makes the reactor's thread for `role` serve the stream. Returns whether the role has
-    /// changed.
-    fn move_to(&mut self, role: Role) -> bool {
-        self.key.is_some_and(|key| reactor::set_role(key, role))
+        self.connection_mut().filter(|connection| connection.channel.leadership.has_leader())
     }
 
     /// Returns whether the program has closed the stream.
     fn is_closed(&self) -> bool {
-        matches!(self.phase, Phase::Closing | Phase::Closed { .. })
+        matches!(self, Life::Closing(_)) || self.is_over()
+    }
+
+    /// Returns whether the stream is closed, and nothing more is sent.
+    fn is_over(&self) -> bool {
+        matches!(self, Life::Leaving { .. } | Life::Closed)
+    }
+
+    /// Closes the stream, at once. Returns the queues of a listener.
+    fn close(&mut self, release_due: bool) -> Option<Listening> {
+        let connection = match mem::replace(self, Life::Closed) {
+            Life::Accepting(connection, _)
+            | Life::Open(connection)
+            | Life::Closing(connection)
+            | Life::Leaving { connection, .. } => Some(connection),
+            Life::Connecting(attempt) => attempt.requested,
+            Life::Listening(listening) => return Some(listening),
+            _ => None,
+        };
+        if let Some(mut connection) = connection {
+            connection.end();
+            *self = Life::Leaving { connection, release_due };
+        }
+        None
+    }
+}
+
+impl State {
+    /// Makes the reactor's thread for `role` serve the stream. Returns whether the role has
+    /// changed.
+    fn move_to(&mut self, role: Role) -> bool {
+        self.key.is_some_and(|key| reactor::set_role(key, role))
     }
 
     fn id(&self) -> Result<&CmId> {
@@ -343,11 +347,6 @@ impl State {
     #[inline]
     fn returns_at_once(&self, flags: c_int) -> bool {
         self.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0
-    }
-
-    /// Returns whether the program may still write.
-    fn can_write(&self) -> bool {
-        matches!(self.phase, Phase::Connected) && !self.shut_write
     }
 }
 
@@ -373,19 +372,19 @@ impl Stream {
             }
             (base::private::LEVEL, base::private::READABLE_BYTES) => {
                 self.process_completions(&mut state);
-                c_int::try_from(state.available(false, 0)).unwrap_or(c_int::MAX)
+                c_int::try_from(state.life.connection().map_or(0, Connection::available)).unwrap_or(c_int::MAX)
             }
             (base::private::LEVEL, base::private::UNSENT_BYTES) => {
-                state.connection.as_mut().map_or(0, |connection| connection.unsent() as c_int)
+                state.life.connection_mut().map_or(0, |connection| connection.unsent() as c_int)
             }
             (base::private::LEVEL, base::private::LAST_CONNECTIONS) => {
-                let Phase::Listening(listening) = &mut state.phase else { return Err(Errno::EINVAL) };
+                let Life::Listening(listening) = &mut state.life else { return Err(Errno::EINVAL) };
                 listening.answer_no_more() as c_int
             }
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => self.domain,
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
-            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => matches!(state.phase, Phase::Listening(_)).into(),
+            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => matches!(state.life, Life::Listening(_)).into(),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
                 let mtu = state.id()?.id().first_path().map(|path| path.mtu);
                 mtu.filter(|mtu| (1..=5).contains(mtu)).map_or(DEFAULT_MAXSEG, |mtu| 128 << c_int::from(mtu))
@@ -393,14 +392,14 @@ impl Stream {
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let mut info = [0; TCP_INFO];
                 // The states of netinet/tcp.h.
-                info[0] = match state.phase {
-                    Phase::Connected => 1,
-                    Phase::Connecting(_) => 2,
-                    Phase::Accepting(_) => 3,
-                    Phase::Listening(_) => 10,
+                info[0] = match &state.life {
+                    Life::Open(connection) if !connection.ends.over => 1,
+                    Life::Connecting(_) => 2,
+                    Life::Accepting(..) => 3,
+                    Life::Listening(_) => 10,
                     _ => 7,
                 };
-                let window = state.connection.as_ref().map_or(0, |connection| connection.credits());
+                let window = state.life.connection().map_or(0, Connection::credits);
                 info[TCP_INFO_CWND..TCP_INFO_CWND + 4].copy_from_slice(&window.to_ne_bytes());
                 return Ok(Value::bytes(&info));
             }
@@ -413,7 +412,7 @@ impl Stream {
     pub fn set_option(self: &Arc<Self>, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
         let mut state = self.enter()?;
         // Accepted connections inherit the listener's options.
-        let fixed = !matches!(state.phase, Phase::Idle | Phase::Listening(_));
+        let fixed = !matches!(state.life, Life::Idle | Life::Stopped | Life::Listening(_));
         if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) && (state.bound.is_some() || fixed) {
             return Err(Errno::EINVAL);
         }
@@ -423,7 +422,7 @@ impl Stream {
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
                 self.send_held(&mut state);
                 let nodelay = state.options.nodelay;
-                state.connection.iter_mut().for_each(|connection| connection.set_nodelay(nodelay));
+                state.life.connection_mut().into_iter().for_each(|connection| connection.set_nodelay(nodelay));
             }
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => {
                 let on = c_int::from(state.options.reuse);
@@ -467,7 +466,7 @@ impl Stream {
     /// rgetpeername(3). Fails with `ENOTCONN` on a socket without a peer.
     pub fn peer_name(&self) -> Result<sockaddr_storage> {
         let state = self.enter()?;
-        if !matches!(state.phase, Phase::Connected | Phase::Disconnected) {
+        if !matches!(state.life, Life::Open(_)) {
             return Err(Errno::ENOTCONN);
         }
         Ok(self.shown(state.id()?.id().destination()))
@@ -506,10 +505,11 @@ impl Drop for Stream {
         // The stream belongs to the parent process: this process owns only copies of the
         // descriptors, which rclose(3) has closed.
         let state = mem::take(self.state.get_mut());
-        if let Phase::Listening(listening) = state.phase {
-            mem::forget(listening.waiting);
+        match state.life {
+            Life::Listening(listening) => mem::forget(listening.waiting),
+            life => mem::forget(life),
         }
-        mem::forget((state.connection, state.requested, state.id, state.mappings, state.domain, state.background));
+        mem::forget((state.id, state.mappings, state.domain));
     }
 }
 
@@ -518,51 +518,34 @@ mod tests {
     use super::*;
 
     /// The state of a stream that has neither a device nor a data path.
-    pub fn state(phase: Phase) -> State {
-        State { phase, ..State::default() }
+    pub fn state(life: Life) -> State {
+        State { life, ..State::default() }
     }
 
     /// A listener without connections.
-    pub fn listening() -> Phase {
-        Phase::Listening(Listening::new(1, None))
+    pub fn listening() -> Life {
+        Life::Listening(Listening::new(1, None))
     }
 
     /// An attempt to connect.
-    pub fn connecting() -> Phase {
+    pub fn connecting() -> Life {
         let peer = SockAddr::from_inet(&"10.0.0.1:7471".parse().unwrap());
-        Phase::Connecting(Box::new(Attempt::new(peer)))
+        Life::Connecting(Box::new(Attempt::new(peer)))
     }
 
     /// A failed attempt.
-    pub fn failed(reported: bool) -> Phase {
-        Phase::Failed { reported }
+    pub fn failed(reported: bool) -> Life {
+        Life::Failed { reported }
     }
 
-    /// A closed stream.
-    pub fn closed() -> Phase {
-        Phase::Closed { release_due: false }
-    }
-
-    /// The end of a connection that both sides have shut down is no error, as with TCP.
+    /// A closed stream has no place for what it was before, except for its connection.
     #[test]
-    fn an_orderly_end_is_no_error() {
-        let reset = Some(Errno::ECONNRESET);
-        for (eof, shut_write, cause, error) in [
-            (false, false, None, None),
-            (false, false, reset, reset),
-            (false, true, reset, reset),
-            (true, false, reset, None),
-            (true, true, reset, None),
-            (true, false, Some(Errno::ETIMEDOUT), Some(Errno::ETIMEDOUT)),
-            (true, true, Some(Errno::ETIMEDOUT), None),
-        ] {
-            let mut state = state(Phase::Connected);
-            (state.eof, state.shut_write) = (eof, shut_write);
-            state.disconnect(cause);
-            assert!(matches!(state.phase, Phase::Disconnected) && state.eof);
-            assert_eq!((state.error, state.ended_with_error), (error, error.is_some()));
-            state.disconnect(Some(Errno::ENETDOWN));
-            assert_eq!(state.error, error, "the first cause is reported");
+    fn only_a_listener_leaves_something_to_close() {
+        for life in [Life::Idle, Life::Stopped, connecting(), failed(true), Life::Closed] {
+            let mut life = life;
+            assert!(life.close(true).is_none() && life.is_closed() && life.connection().is_none());
         }
+        let mut listener = listening();
+        assert!(listener.close(false).is_some() && listener.is_closed());
     }
 }

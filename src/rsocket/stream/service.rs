@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::accept::REQUESTS_PER_TURN;
 use super::connection::Connection;
-use super::{Guard, Phase, State, Stream, channel_leader};
+use super::{Guard, Life, State, Stream, channel_leader};
 use crate::cm::Domain;
 use crate::errno::{Errno, Result};
 use crate::rsocket::pinned_budget;
@@ -36,23 +36,21 @@ impl Service for Stream {
             self.continue_in_background(state);
             return true;
         }
-        match state.phase {
-            Phase::Connected => self.keep_alive(&mut state),
+        match &state.life {
+            Life::Open(connection) if !connection.ends.over => self.keep_alive(&mut state),
             // The peer has not finished the handshake in time, unless this is the next event.
-            Phase::Accepting(_) => {
+            Life::Accepting(..) => {
                 if let Some(state) = self.handle_events(state, EVENTS_PER_TURN) {
                     self.finish_handshake(state, false);
                 }
             }
             // Requests wait for an answer.
-            Phase::Listening(_) => {
+            Life::Listening(_) => {
                 drop(state);
                 return self.serve();
             }
-            Phase::Closed { release_due: true } => {
-                if state.connection.as_ref().is_some_and(|connection| connection.is_in_use())
-                    || state.with_leader().is_some()
-                {
+            Life::Leaving { connection, release_due: true } => {
+                if connection.is_in_use() || connection.channel.leadership.has_leader() {
                     return false;
                 }
                 state.release();
@@ -74,10 +72,10 @@ impl Stream {
         let Some(state) = self.state.try_lock() else { return false };
         // Nobody reads the events of a closed stream. Its channel may stay readable until the
         // closing call, which waits for other threads, releases the stream.
-        if let Phase::Closed { .. } = state.phase {
+        if state.life.is_over() {
             return false;
         }
-        if let Phase::Listening(listening) = &state.phase {
+        if let Life::Listening(listening) = &state.life {
             let requests = listening.requests_to_read(REQUESTS_PER_TURN);
             if let Some(state) = self.handle_events(state, requests) {
                 self.answer_next(state);
@@ -92,7 +90,7 @@ impl Stream {
     /// channel is lost, or another thread holds the lock.
     fn handle_events<'a>(self: &'a Arc<Self>, mut state: Guard<'a>, limit: usize) -> Option<Guard<'a>> {
         for _ in 0..limit {
-            let id = state.id.as_ref().filter(|_| !matches!(state.phase, Phase::Closed { .. }))?;
+            let id = state.id.as_ref().filter(|_| !state.life.is_over())?;
             match id.event() {
                 Ok(event) => state = self.handle_event(state, event)?,
                 Err(Errno::EAGAIN | Errno::EINTR) => return Some(state),
@@ -115,7 +113,7 @@ impl Stream {
     #[inline(always)] // mostly there is nothing to send, which a call would double
     pub(super) fn flush_before_read(&self, state: &mut Guard<'_>) {
         let thread = state.holder();
-        let Some(connection) = &mut state.connection else { return };
+        let Life::Open(connection) = &mut state.life else { return };
         if connection.flush_before_read(thread) && connection.failure().is_some() {
             self.process_completions(state);
         }
@@ -126,7 +124,7 @@ impl Stream {
     pub fn give_memory_back(&self) {
         if self.owner.is_this_process()
             && let Some(mut state) = self.state.try_lock()
-            && let Some(connection) = &mut state.connection
+            && let Some(connection) = state.life.connection_mut()
         {
             connection.give_memory_back();
         }
@@ -140,7 +138,7 @@ impl State {
         let id = self.id.as_ref().ok_or(Errno::EBADF)?.id();
         if self.domain.as_ref().is_some_and(|domain| !domain.is_of(id)) {
             // The id was replaced: memory regions of the previous id's device cannot be used.
-            if !self.mappings.list.is_empty() || self.connection.is_some() || self.requested.is_some() {
+            if !self.mappings.list.is_empty() || self.with_qp().is_some() {
                 return Err(Errno::ENODEV);
             }
             self.domain = None;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::channel_leader::{self, EventSource, Leadership, Until};
-use super::connection::{Channel, Watch};
-use super::{Guard, Notice, Phase, State, Stream};
+use super::connection::{Channel, Connection, Ends, Watch};
+use super::{Guard, Life, Notice, State, Stream};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::try_push_small;
 use crate::os::event::Deadline;
@@ -53,7 +53,8 @@ impl Wait {
 /// the kernel work that makes the change.
 #[inline]
 fn should_spin(state: &mut State) -> bool {
-    event::cpus() > 1 && channel_leader::may_lead::<Stream>(state) && state.spinning.begin()
+    let spins = |connection: &Connection| connection.spinning.begin();
+    event::cpus() > 1 && channel_leader::may_lead::<Stream>(state) && state.life.connection().is_some_and(spins)
 }
 
 impl Stream {
@@ -83,8 +84,8 @@ impl Stream {
         let end = Instant::now() + Duration::from_micros(defaults().polling_time_us.into());
         let end = deadline.map_or(end, |deadline| deadline.min(end));
         let (state, changed) = channel_leader::spin(self, state, || Instant::now() >= end);
-        if changed {
-            state.spinning.succeeded();
+        if let Some(connection) = state.life.connection().filter(|_| changed) {
+            connection.spinning.succeeded();
         }
         (state, changed)
     }
@@ -124,12 +125,11 @@ impl EventSource for Stream {
     }
 
     fn leadership(state: &mut State) -> Option<&mut Leadership> {
-        state.connection.as_mut().map(|connection| &mut connection.channel.leadership)
+        state.life.connection_mut().map(|connection| &mut connection.channel.leadership)
     }
 
     fn uses_channel(state: &State) -> bool {
-        matches!(state.phase, Phase::Connected | Phase::Disconnected | Phase::Closing)
-            && state.connection.as_ref().is_some_and(|connection| !connection.channel.device_gone)
+        matches!(&state.life, Life::Open(connection) | Life::Closing(connection) if !connection.channel.device_gone)
     }
 
     #[inline]
@@ -139,7 +139,7 @@ impl EventSource for Stream {
 
     #[inline(always)] // the usual wait is one function
     fn arm_recv_cq(&self, state: &mut State) -> bool {
-        let armed = state.connection.as_ref().is_some_and(|connection| connection.arm_recv_cq().is_ok());
+        let armed = state.life.connection().is_some_and(|connection| connection.arm_recv_cq().is_ok());
         if !armed {
             self.channel_failed(state);
         }
@@ -148,7 +148,7 @@ impl EventSource for Stream {
 
     #[inline(always)] // the usual wait is one function
     fn arm_send_cq(&self, state: &mut State) -> bool {
-        let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
+        let Some(connection) = state.life.connection_mut().filter(|connection| !connection.channel.device_gone) else {
             return false;
         };
         connection.arm_send_cq().unwrap_or_else(|_| {
@@ -158,7 +158,7 @@ impl EventSource for Stream {
     }
 
     fn is_send_cq_armed(state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.is_send_cq_armed())
+        state.life.connection().is_some_and(Connection::is_send_cq_armed)
     }
 
     /// Ends a connection whose device and QP are gone: system calls fail with `EIO` before the
@@ -166,18 +166,19 @@ impl EventSource for Stream {
     #[cold]
     #[inline(never)]
     fn channel_failed(&self, state: &mut State) {
-        let Some(connection) = state.connection.as_mut().filter(|connection| !connection.channel.device_gone) else {
+        let Some(connection) = state.life.connection_mut().filter(|connection| !connection.channel.device_gone) else {
             return;
         };
         connection.channel.device_gone = true;
         connection.fail(Errno::ENETDOWN);
-        state.disconnect(Some(Errno::ENETDOWN));
+        connection.disconnect(Some(Errno::ENETDOWN), &mut state.error);
         self.notify(Notice::Changed);
     }
 
     fn channel(&self, state: &mut State) -> Option<(ChannelHandle, c_int)> {
-        state.sleeps = 1;
-        let channel = &mut state.connection.as_mut()?.channel;
+        let connection = state.life.connection_mut()?;
+        connection.sleeps = 1;
+        let channel = &mut connection.channel;
         set_nonblocking(channel, false);
         Some((channel.completions.handle(), channel.completions.fd()))
     }
@@ -214,7 +215,7 @@ impl EventSource for Stream {
     }
 
     fn read_event(&self, state: &mut State) -> Result<CqEvent> {
-        let channel = &mut state.connection.as_mut().ok_or(Errno::ENOTCONN)?.channel;
+        let channel = &mut state.life.connection_mut().ok_or(Errno::ENOTCONN)?.channel;
         set_nonblocking(channel, true);
         // SAFETY: the channel is live while the lock is held.
         unsafe { channel.completions.handle().take() }
@@ -222,7 +223,7 @@ impl EventSource for Stream {
 
     #[inline]
     fn note_event(state: &mut State, event: &CqEvent) -> bool {
-        state.connection.as_mut().is_some_and(|connection| connection.note_event(event))
+        state.life.connection_mut().is_some_and(|connection| connection.note_event(event))
     }
 
     fn try_lock(&self) -> Option<Guard<'_>> {
@@ -231,11 +232,11 @@ impl EventSource for Stream {
 
     #[inline]
     fn has_held(state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.has_held())
+        state.life.connection().is_some_and(Connection::has_held)
     }
 
     fn send_held(&self, state: &mut State) {
-        let Some(connection) = state.connection.as_mut().filter(|connection| connection.has_held()) else { return };
+        let Some(connection) = state.life.connection_mut().filter(|connection| connection.has_held()) else { return };
         connection.send_held();
         if connection.failure().is_some() {
             self.process_completions(state);
@@ -243,11 +244,11 @@ impl EventSource for Stream {
     }
 
     fn must_hold(&self, state: &mut State) -> bool {
-        state.connection.as_mut().is_some_and(|connection| connection.must_hold())
+        state.life.connection_mut().is_some_and(Connection::must_hold)
     }
 
     fn watch(&self, state: &mut State) -> bool {
-        let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return false };
+        let (Some(connection), Some(key)) = (state.life.connection_mut(), state.key) else { return false };
         let channel = &mut connection.channel;
         if channel.watch != Watch::Now && reactor::watch_channel(key, channel.completions.fd()).is_ok() {
             channel.watch = Watch::Now;
@@ -256,13 +257,13 @@ impl EventSource for Stream {
     }
 
     fn watched(&self, state: &mut State) {
-        if let Some(connection) = &mut state.connection {
+        if let Some(connection) = state.life.connection_mut() {
             connection.channel.watch = Watch::None;
         }
     }
 
     fn watch_soon(&self, state: &mut State) {
-        let (Some(connection), Some(key)) = (&mut state.connection, state.key) else { return };
+        let (Some(connection), Some(key)) = (state.life.connection_mut(), state.key) else { return };
         if reactor::watch_channel_later(key, connection.channel.completions.fd(), PAUSE).is_ok() {
             connection.channel.watch = Watch::Soon;
         }
@@ -270,46 +271,53 @@ impl EventSource for Stream {
 
     #[inline]
     fn is_starting(state: &State) -> bool {
-        let Some(connection) = &state.connection else { return false };
-        connection.is_starting() && !state.eof && matches!(state.phase, Phase::Connected)
+        let Life::Open(connection) = &state.life else { return false };
+        connection.is_starting() && !connection.ends.eof && !connection.ends.over
     }
 
     #[inline]
     fn is_watched(state: &State) -> bool {
-        state.connection.as_ref().is_some_and(|connection| connection.channel.watch != Watch::None)
+        state.life.connection().is_some_and(|connection| connection.channel.watch != Watch::None)
+    }
+}
+
+/// Returns the bits if `on`, otherwise none.
+fn set(bits: c_short, on: bool) -> c_short {
+    if on { bits } else { 0 }
+}
+
+impl Ends {
+    /// Returns the pending events of a connection with data to read or space to send.
+    fn events(&self, available: bool, space: bool) -> c_short {
+        if self.over {
+            return IN | OUT | POLLRDHUP | POLLHUP;
+        }
+        let read_ended = self.eof || self.shut_read;
+        set(IN, available || read_ended) | set(OUT, space || self.shut_write) | set(POLLRDHUP, read_ended)
     }
 }
 
 impl State {
     /// Returns all events that are pending.
     fn pending_events(&self) -> c_short {
-        let set = |bits: c_short, on: bool| if on { bits } else { 0 };
-        let error = set(POLLERR, self.error.is_some());
-        match &self.phase {
-            Phase::Idle | Phase::Failed { reported: true } => OUT | POLLHUP | error,
-            Phase::Listening(listening) => set(IN, listening.has_ready() || self.shut_read) | error,
-            Phase::Connecting(_) | Phase::Accepting(_) => 0,
-            Phase::Failed { reported: false } | Phase::Disconnected => IN | OUT | POLLRDHUP | POLLHUP | error,
-            Phase::Connected => {
-                let connection = self.connection.as_ref();
-                let available = connection.is_some_and(|connection| connection.available() > 0);
-                let space = connection.is_some_and(|connection| connection.can_send());
-                let read_ended = self.eof || self.shut_read;
-                set(IN, available || read_ended)
-                    | set(OUT, space || self.shut_write)
-                    | set(POLLRDHUP, read_ended)
-                    | error
-            }
-            Phase::Closing | Phase::Closed { .. } => POLLNVAL,
-        }
+        let events = match &self.life {
+            Life::Connecting(_) | Life::Accepting(..) => return 0,
+            Life::Closing(_) | Life::Leaving { .. } | Life::Closed => return POLLNVAL,
+            Life::Idle | Life::Stopped | Life::Failed { reported: true } => OUT | POLLHUP,
+            Life::Failed { reported: false } => IN | OUT | POLLRDHUP | POLLHUP,
+            Life::Listening(listening) => set(IN, listening.has_ready() || listening.is_lost),
+            Life::Open(connection) => connection.ends.events(connection.available() > 0, connection.can_send()),
+        };
+        events | set(POLLERR, self.error.is_some())
     }
 
     /// Returns the pending events that are `wanted`, and those that poll(2) always reports.
     #[inline]
     pub(super) fn wanted(&self, wanted: c_short) -> c_short {
         // The usual case.
-        if let (Phase::Connected, Some(connection), None) = (&self.phase, &self.connection, self.error)
-            && !(self.eof | self.shut_read | self.shut_write | self.handed_over)
+        if let (Life::Open(connection), None) = (&self.life, self.error)
+            && connection.ends.none()
+            && !self.handed_over
         {
             let readable = if connection.available() > 0 { IN } else { 0 };
             return wanted & if wanted & OUT != 0 && connection.can_send() { readable | OUT } else { readable };
@@ -330,7 +338,7 @@ impl State {
 impl Stream {
     /// Wakes all threads that wait for the stream, the leader included.
     pub(super) fn wake_all(&self, state: &mut State) {
-        if let Some(connection) = state.with_leader() {
+        if let Some(connection) = state.life.with_leader() {
             connection.wake_leader();
         }
         self.notify(Notice::Changed);
@@ -407,7 +415,7 @@ impl Pollable for Stream {
     fn descriptors(&self) -> Result<Descriptors> {
         let mut all = Descriptors::new();
         if let Ok(state) = self.lock_to_poll(0)
-            && let (Phase::Connected | Phase::Disconnected, Some(connection)) = (&state.phase, &state.connection)
+            && let Life::Open(connection) = &state.life
             && !connection.channel.device_gone
             // The leader reads the event and notifies the watchers. Meanwhile the watchers would
             // find the channel readable again and again.
@@ -425,74 +433,58 @@ impl Pollable for Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{closed, connecting, failed, listening, state};
+    use super::super::tests::{connecting, failed, listening, state};
     use super::*;
     use crate::errno::Errno;
-    use std::sync::Weak;
 
-    fn bits(on: bool, bits: c_short) -> c_short {
-        if on { bits } else { 0 }
+    #[test]
+    fn events_of_a_connection() {
+        for flags in 0..64 {
+            let [over, eof, shut_read, shut_write, available, space] =
+                [1, 2, 4, 8, 16, 32].map(|flag| flags & flag != 0);
+            let events = Ends { over, eof, shut_read, shut_write, ..Ends::default() }.events(available, space);
+            let ended = eof | shut_read;
+            let expected = set(IN, available | ended) | set(POLLRDHUP, ended) | set(OUT, space | shut_write);
+            assert_eq!(events, if over { IN | OUT | POLLRDHUP | POLLHUP } else { expected }, "{flags:#x}");
+        }
     }
 
     #[test]
-    fn events_of_each_phase() {
-        for flags in 0..16 {
-            let [eof, shut_read, shut_write, has_error] = [1, 2, 4, 8].map(|flag| flags & flag != 0);
-            let events = |phase| {
-                let mut state = state(phase);
-                (state.eof, state.shut_read, state.shut_write) = (eof, shut_read, shut_write);
-                state.error = has_error.then_some(Errno::ECONNRESET);
-                state.pending_events()
-            };
-            let error = bits(has_error, POLLERR);
+    fn events_without_a_connection() {
+        for error in [None, Some(Errno::ECONNRESET)] {
+            let events = |life| State { error, ..state(life) }.pending_events();
+            let error = set(POLLERR, error.is_some());
             // As with TCP: before a stream is connected, and after its end.
             let (unconnected, over) = (POLLHUP | OUT | error, IN | OUT | POLLRDHUP | POLLHUP | error);
-            assert_eq!((events(Phase::Idle), events(failed(true))), (unconnected, unconnected));
-            assert_eq!((events(Phase::Disconnected), events(failed(false))), (over, over));
-            assert_eq!((events(connecting()), events(Phase::Accepting(Weak::new()))), (0, 0));
-            assert_eq!((events(Phase::Closing), events(closed())), (POLLNVAL, POLLNVAL));
-            assert_eq!(events(listening()), bits(shut_read, IN) | error);
-            let ended = bits(eof | shut_read, IN | POLLRDHUP);
-            assert_eq!(events(Phase::Connected), ended | bits(shut_write, OUT) | error, "{flags:#x}");
+            assert_eq!([Life::Idle, Life::Stopped, failed(true)].map(events), [unconnected; 3]);
+            assert_eq!((events(failed(false)), events(connecting()), events(Life::Closed)), (over, 0, POLLNVAL));
+            assert_eq!(events(listening()), error);
         }
     }
 
     #[test]
     fn nobody_gets_bits_that_were_not_asked_for() {
         for wanted in [0, IN, OUT, POLLRDHUP, IN | OUT, libc::POLLPRI] {
-            let mut ended = state(Phase::Disconnected);
-            ended.error = Some(Errno::ECONNRESET);
-            assert_eq!(ended.wanted(wanted), wanted & (IN | OUT | POLLRDHUP) | POLLHUP | POLLERR);
-            assert_eq!(state(closed()).wanted(wanted), POLLNVAL);
+            let failed = State { error: Some(Errno::ECONNRESET), ..state(failed(false)) };
+            assert_eq!(failed.wanted(wanted), wanted & (IN | OUT | POLLRDHUP) | POLLHUP | POLLERR);
+            assert_eq!(state(Life::Closed).wanted(wanted), POLLNVAL);
             assert_eq!(state(connecting()).wanted(wanted), 0);
         }
     }
 
     #[test]
-    fn what_the_program_and_the_peer_have_done_is_pending() {
+    fn a_listener_that_is_lost_is_readable() {
         let mut listener = state(listening());
         assert_eq!(listener.wanted(IN | OUT), 0);
-        (listener.shut_read, listener.error) = (true, Some(Errno::ENETDOWN));
+        let Life::Listening(listening) = &mut listener.life else { unreachable!() };
+        listening.is_lost = true;
+        listener.error = Some(Errno::ENETDOWN);
         assert_eq!(listener.wanted(IN | OUT), IN | POLLERR);
-        let changes: [fn(&mut State); 5] = [
-            |_| {},
-            |state| state.eof = true,
-            |state| state.shut_read = true,
-            |state| state.shut_write = true,
-            |state| state.error = Some(Errno::ECONNRESET),
-        ];
-        let events = changes.map(|change| {
-            let mut state = state(Phase::Connected);
-            change(&mut state);
-            state.wanted(IN | OUT | POLLRDHUP)
-        });
-        assert_eq!(events, [0, IN | POLLRDHUP, IN | POLLRDHUP, OUT, POLLERR]);
     }
 
     #[test]
     fn a_stream_that_was_handed_over_is_the_forwarders() {
-        let mut state = state(Phase::Disconnected);
-        state.handed_over = true;
+        let state = State { handed_over: true, ..state(failed(false)) };
         assert_eq!(state.wanted(IN), POLLNVAL);
         assert_eq!(state.wanted(IN | base::private::FORWARDER_EVENT), IN | POLLHUP);
     }

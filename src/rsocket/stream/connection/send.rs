@@ -391,7 +391,7 @@ impl Connection {
         Some(self.qp.send_queue())
     }
 
-    /// Ends the phase that [`begin_unlocked`](Self::begin_unlocked) began. `posted` is the result
+    /// Ends what [`begin_unlocked`](Self::begin_unlocked) began. `posted` is the result
     /// of posting the message.
     pub fn end_unlocked(&mut self, posted: Result<()>) {
         self.send.is_unlocked = false;
