@@ -14,7 +14,6 @@
 //! Everything outside of this logic is behind [`EventSource`]. The hand-over of the leadership is
 //! model-checked by the crate in `tests/models` (`scripts/check loom`).
 
-use std::mem;
 use std::time::{Duration, Instant};
 
 #[cfg(not(all(test, loom)))]
@@ -41,7 +40,7 @@ pub(super) struct Until {
 pub(super) struct Leadership {
     /// The thread that sleeps in the channel, is about to sleep there, or has just woken up
     /// ([`EventSource::this_thread`]); 0 if there is none.
-    leader: usize,
+    pub leader: usize,
     /// The receive CQ is armed, and its event has not been read: the next message of the peer
     /// raises an event.
     pub armed: bool,
@@ -88,7 +87,8 @@ pub(super) trait EventSource {
     /// Processes completions. If there were any, or the stream has failed, notifies the waiting
     /// threads and returns true.
     fn process_completions(&self, state: &mut Self::State) -> bool;
-    /// Requests an event for the next message of the peer. Returns false if the request failed: the
+    /// Requests an event for the next message of the peer, unless one is requested
+    /// ([`Leadership::armed`]). Returns false if there is no channel, or if the request failed: the
     /// state has changed then, and the channel is not used any more.
     fn arm_recv_cq(&self, state: &mut Self::State) -> bool;
     /// Requests an event for send completions if a waiter needs them and the CQ is not armed.
@@ -98,8 +98,9 @@ pub(super) trait EventSource {
     fn is_send_cq_armed(state: &Self::State) -> bool;
     /// Handles a channel that cannot be used any more. Notifies the waiting threads.
     fn channel_failed(&self, state: &mut Self::State);
-    /// Returns the channel, in blocking mode, or `None` if there is none.
-    fn channel(&self, state: &mut Self::State) -> Option<Self::Channel>;
+    /// Makes the calling thread the leader. Returns the channel, in blocking mode, or `None` if there
+    /// is none.
+    fn lead(&self, state: &mut Self::State) -> Option<Self::Channel>;
     /// Waits for an event and reads it. Fails with `ETIMEDOUT` at the deadline, and with `EINTR`
     /// after a signal, as `until` specifies.
     fn sleep(channel: Self::Channel, until: Until) -> Result<Self::Event>;
@@ -113,8 +114,9 @@ pub(super) trait EventSource {
     }
     /// Reads an event without waiting. Fails with `EAGAIN` if there is none.
     fn read_event(&self, state: &mut Self::State) -> Result<Self::Event>;
-    /// Counts an event that was read. Returns whether it belongs to the receive CQ.
-    fn note_event(state: &mut Self::State, event: &Self::Event) -> bool;
+    /// Counts an event that the leader, or a thread without a leader, has read. There is no leader any
+    /// more, and the event's CQ is not armed ([`Leadership::armed`]).
+    fn note_event(state: &mut Self::State, event: &Self::Event);
 
     /// Locks the state if no thread holds the lock.
     fn try_lock(&self) -> Option<LockGuard<'_, Self::State>>;
@@ -236,10 +238,7 @@ pub(super) fn wait_as_leader<'a, S: EventSource>(
     if arm(stream, &mut state) {
         return (state, Ok(()));
     }
-    let Some(channel) = stream.channel(&mut state) else { return (state, Ok(())) };
-    if let Some(leadership) = S::leadership(&mut state) {
-        leadership.leader = S::this_thread();
-    }
+    let Some(channel) = stream.lead(&mut state) else { return (state, Ok(())) };
     drop(state);
     let cancelled = || resign_cancelled(stream);
     let result = S::with_cleanup(cancelled, || S::sleep(channel, until));
@@ -295,7 +294,7 @@ pub(super) fn arm_send_cq<S: EventSource>(stream: &S, state: &mut S::State) -> b
 /// no event. Returns whether something has changed.
 #[inline(always)] // the usual wait is one function
 pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
-    if !arm_recv_cq(stream, state) {
+    if !stream.arm_recv_cq(state) {
         return true;
     }
     stream.arm_send_cq(state);
@@ -305,28 +304,18 @@ pub(super) fn arm<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
 /// Arms the receive CQ unless it is armed, then processes completions once more.
 pub(super) fn arm_receive<S: EventSource>(stream: &S, state: &mut S::State) {
     let was_armed = S::leadership(state).is_some_and(|leadership| leadership.armed);
-    if !was_armed && arm_recv_cq(stream, state) {
+    if !was_armed && stream.arm_recv_cq(state) {
         stream.process_completions(state);
     }
-}
-
-/// Arms the receive CQ unless it is armed. Returns false if there is no channel, or if arming
-/// fails, which ends the use of the channel.
-#[inline(always)] // the usual wait is one function
-fn arm_recv_cq<S: EventSource>(stream: &S, state: &mut S::State) -> bool {
-    let Some(leadership) = S::leadership(state) else { return false };
-    mem::replace(&mut leadership.armed, true) || stream.arm_recv_cq(state)
 }
 
 /// Ends the leadership of a thread that has returned from its sleep, and has read `event`, if there
 /// was one.
 #[inline(always)] // the usual wait is one function
 fn resign<S: EventSource>(stream: &S, state: &mut S::State, event: Option<&S::Event>) {
-    if let Some(leadership) = S::leadership(state) {
-        leadership.leader = 0;
-    }
-    if let Some(event) = event {
-        count_event::<S>(state, event);
+    match event {
+        Some(event) => S::note_event(state, event),
+        None => S::leadership(state).into_iter().for_each(|leadership| leadership.leader = 0),
     }
     // Wake the waiting threads: one of them becomes the leader if this thread does not wait again.
     if !stream.process_completions(state) {
@@ -342,16 +331,6 @@ fn resign_cancelled<S: EventSource>(stream: &S) {
     resign(stream, &mut stream.lock(), None);
 }
 
-/// Counts an event that was read. Its CQ is not armed any more.
-#[inline]
-fn count_event<S: EventSource>(state: &mut S::State, event: &S::Event) {
-    if S::note_event(state, event)
-        && let Some(leadership) = S::leadership(state)
-    {
-        leadership.armed = false;
-    }
-}
-
 /// Reads the event after a poller has found the channel readable, unless there is a leader, which
 /// reads it and notifies the pollers. Reads the events of both CQs if both may be pending, because
 /// an edge-triggered watcher would not notice the second one.
@@ -361,7 +340,7 @@ pub(super) fn take_event<S: EventSource>(stream: &S, state: &mut S::State) {
     }
     loop {
         match stream.read_event(state) {
-            Ok(event) => count_event::<S>(state, &event),
+            Ok(event) => S::note_event(state, &event),
             Err(Errno::EAGAIN | Errno::EINTR) => return,
             Err(_) => return stream.channel_failed(state),
         }

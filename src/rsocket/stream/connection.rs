@@ -492,19 +492,17 @@ impl Connection {
         self.keep_alive()
     }
 
-    /// Counts an event that was read. Returns whether it belongs to the receive CQ.
+    /// Counts an event that the leader has read, if there was one: its CQ is not armed any more.
     #[inline]
-    pub fn note_event(&mut self, event: &CqEvent) -> bool {
+    pub fn note_event(&mut self, event: &CqEvent) {
+        self.channel.leadership.leader = 0;
         if self.receive.cq.note_event(event) {
-            return true;
-        }
-        if self.send.cq.note_event(event) {
+            self.channel.leadership.armed = false;
+        } else if self.send.cq.note_event(event) {
             self.send.cq_armed = false;
-        }
-        if let Some(waker) = &mut self.waker {
+        } else if let Some(waker) = &mut self.waker {
             waker.note_event(event);
         }
-        false
     }
 
     /// Moves the QP to the error state: every work request completes, which wakes the threads that

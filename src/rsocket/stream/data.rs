@@ -56,23 +56,25 @@ impl Stream {
         if connection.flush_before_read(thread) {
             return Received::Unusual;
         }
-        // Poll for new data, unless the buffered data is enough for the whole call, or the call
-        // will probably sleep: such a call polls after it has armed the CQ.
-        if !connection.has_piece(len)
-            && (connection.sleeps >= SLEEPS && !state.returns_at_once(flags) || !self.process_completions_here(state))
-            && let Life::Open(connection) = &state.life
-            && connection.available() == 0
-        {
-            // The slow path reports the end of the stream or an error.
-            let Ends { over, eof, shut_read, .. } = connection.ends;
-            if over | eof | shut_read | state.handed_over || state.error.is_some() || len == 0 {
-                return Received::Unusual;
+        if !connection.has_piece(len) {
+            // A call that will probably sleep polls after it has armed the CQ.
+            let sleeps = connection.sleeps >= SLEEPS && !state.returns_at_once(flags);
+            let has_new = !sleeps && self.process_completions_here(state);
+            if !has_new
+                && let Life::Open(connection) = &state.life
+                && connection.available() == 0
+            {
+                // The slow path reports the end of the stream or an error.
+                let Ends { over, eof, shut_read, .. } = connection.ends;
+                if over | eof | shut_read | state.handed_over || state.error.is_some() || len == 0 {
+                    return Received::Unusual;
+                }
+                if !sleeps && state.returns_at_once(flags) {
+                    return Received::WouldBlock;
+                }
+                mem::forget(guard);
+                return Received::Nothing;
             }
-            if state.returns_at_once(flags) {
-                return Received::WouldBlock;
-            }
-            mem::forget(guard);
-            return Received::Nothing;
         }
         let Some(connection) = state.readable(len) else { return Received::Unusual };
         // SAFETY: `start` is writable for `len` bytes: guaranteed by the caller, and not NULL.

@@ -139,11 +139,12 @@ impl EventSource for Stream {
 
     #[inline(always)] // the usual wait is one function
     fn arm_recv_cq(&self, state: &mut State) -> bool {
-        let armed = state.life.connection().is_some_and(|connection| connection.arm_recv_cq().is_ok());
-        if !armed {
+        let Some(connection) = state.life.connection_mut() else { return false };
+        let is_armed = mem::replace(&mut connection.channel.leadership.armed, true) || connection.arm_recv_cq().is_ok();
+        if !is_armed {
             self.channel_failed(state);
         }
-        armed
+        is_armed
     }
 
     #[inline(always)] // the usual wait is one function
@@ -175,10 +176,11 @@ impl EventSource for Stream {
         self.notify(Notice::Changed);
     }
 
-    fn channel(&self, state: &mut State) -> Option<(ChannelHandle, c_int)> {
+    fn lead(&self, state: &mut State) -> Option<(ChannelHandle, c_int)> {
         let connection = state.life.connection_mut()?;
         connection.sleeps = 1;
         let channel = &mut connection.channel;
+        channel.leadership.leader = Self::this_thread();
         set_nonblocking(channel, false);
         Some((channel.completions.handle(), channel.completions.fd()))
     }
@@ -222,8 +224,10 @@ impl EventSource for Stream {
     }
 
     #[inline]
-    fn note_event(state: &mut State, event: &CqEvent) -> bool {
-        state.life.connection_mut().is_some_and(|connection| connection.note_event(event))
+    fn note_event(state: &mut State, event: &CqEvent) {
+        if let Some(connection) = state.life.connection_mut() {
+            connection.note_event(event);
+        }
     }
 
     fn try_lock(&self) -> Option<Guard<'_>> {

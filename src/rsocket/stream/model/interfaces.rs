@@ -73,9 +73,11 @@ impl EventSource for Stream {
         any
     }
 
-    fn arm_recv_cq(&self, _: &mut State) -> bool {
-        self.cqs.queue.lock().unwrap().armed = true;
-        true
+    fn arm_recv_cq(&self, state: &mut State) -> bool {
+        if !state.released && !mem::replace(&mut state.leadership.armed, true) {
+            self.cqs.queue.lock().unwrap().armed = true;
+        }
+        !state.released
     }
 
     fn arm_send_cq(&self, state: &mut State) -> bool {
@@ -100,8 +102,12 @@ impl EventSource for Stream {
         self.channel.take(false)
     }
 
-    fn channel(&self, state: &mut State) -> Option<Self::Channel> {
-        (!state.released).then(|| self.channel.clone())
+    fn lead(&self, state: &mut State) -> Option<Self::Channel> {
+        if state.released {
+            return None;
+        }
+        state.leadership.leader = Self::this_thread();
+        Some(self.channel.clone())
     }
 
     fn sleep(channel: Self::Channel, until: Until) -> Result<Kind> {
@@ -111,11 +117,12 @@ impl EventSource for Stream {
         }
     }
 
-    fn note_event(state: &mut State, event: &Kind) -> bool {
-        if *event == Kind::Sent {
-            state.sent_armed = false;
+    fn note_event(state: &mut State, event: &Kind) {
+        state.leadership.leader = 0;
+        match event {
+            Kind::Received => state.leadership.armed = false,
+            Kind::Sent => state.sent_armed = false,
         }
-        *event == Kind::Received
     }
 
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
