@@ -38,6 +38,8 @@ static const struct side {
 	int (*fcntl)(int fd, int command, ...);
 	ssize_t (*send)(int fd, const void *buf, size_t len, int flags);
 	ssize_t (*recv)(int fd, void *buf, size_t len, int flags);
+	ssize_t (*read)(int fd, void *buf, size_t len);
+	ssize_t (*readv)(int fd, const struct iovec *list, int count);
 	int (*setsockopt)(int fd, int level, int name, const void *value, socklen_t len);
 	int (*getsockopt)(int fd, int level, int name, void *value, socklen_t *len);
 	int (*getsockname)(int fd, struct sockaddr *addr, socklen_t *len);
@@ -45,9 +47,9 @@ static const struct side {
 	ssize_t (*sendto)(int fd, const void *buf, size_t len, int flags, const struct sockaddr *to, socklen_t to_len);
 	ssize_t (*recvfrom)(int fd, void *buf, size_t len, int flags, struct sockaddr *from, socklen_t *from_len);
 } sides[] = {
-	{ "TCP", socket, tcp_bind, listen, tcp_accept, tcp_connect, shutdown, close, poll, fcntl, send, recv, setsockopt, getsockopt,
+	{ "TCP", socket, tcp_bind, listen, tcp_accept, tcp_connect, shutdown, close, poll, fcntl, send, recv, read, readv, setsockopt, getsockopt,
 	  tcp_getsockname, tcp_getpeername, udp_sendto, udp_recvfrom },
-	{ "rsockets", rsocket, rbind, rlisten, raccept, rconnect, rshutdown, rclose, rpoll, rfcntl, rsend, rrecv, rsetsockopt, rgetsockopt,
+	{ "rsockets", rsocket, rbind, rlisten, raccept, rconnect, rshutdown, rclose, rpoll, rfcntl, rsend, rrecv, rread, rreadv, rsetsockopt, rgetsockopt,
 	  rgetsockname, rgetpeername, rsendto, rrecvfrom },
 };
 

@@ -127,7 +127,24 @@ unsafe fn receive<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t
 unsafe fn receive_any<const READ: bool>(socket: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let call = Call::socket(if READ { "rread" } else { "rrecv" }, socket);
     // SAFETY: `buf` is NULL or writable for `len` bytes: guaranteed by the caller.
-    report_waiting(call, -1, || unsafe { Ok(received(socket, &[buffer(buf, len)?], flags)?.len as ssize_t) })
+    report_waiting(call, -1, || unsafe {
+        let buffers = [buffer(buf, len)?];
+        if READ { read(socket, &buffers) } else { Ok(received(socket, &buffers, flags)?.len as ssize_t) }
+    })
+}
+
+/// read(2) and readv(2), which return 0 at once if they ask for no bytes.
+///
+/// # Safety
+/// The buffers are writable for their lengths.
+unsafe fn read(socket: c_int, buffers: &[iovec]) -> Result<ssize_t> {
+    let is_empty = buffers.iter().all(|buffer| buffer.iov_len == 0);
+    let flags = if is_empty { libc::MSG_DONTWAIT | libc::MSG_PEEK } else { 0 };
+    // SAFETY: the buffers are writable for their lengths: guaranteed by the caller.
+    match unsafe { received(socket, buffers, flags) } {
+        Err(Errno::EAGAIN) if is_empty => Ok(0),
+        received => Ok(received?.len as ssize_t),
+    }
 }
 
 #[cold]
@@ -328,9 +345,7 @@ pub unsafe extern "C" fn rread(socket: c_int, buf: *mut c_void, count: size_t) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rreadv(socket: c_int, iov: *const iovec, iovcnt: c_int) -> ssize_t {
     // SAFETY: `iov` is NULL, or has `iovcnt` writable buffers (crate documentation).
-    report_waiting(Call::socket("rreadv", socket), -1, || unsafe {
-        Ok(received(socket, buffers(iov, count(iovcnt)?)?, 0)?.len as ssize_t)
-    })
+    report_waiting(Call::socket("rreadv", socket), -1, || unsafe { read(socket, buffers(iov, count(iovcnt)?)?) })
 }
 
 /// write(2) for rsockets.

@@ -66,7 +66,7 @@ impl Stream {
             {
                 // The slow path reports the end of the stream or an error.
                 let Ends { over, eof, shut_read, .. } = connection.ends;
-                if over | eof | shut_read | state.handed_over || state.error.is_some() || len == 0 {
+                if over | eof | shut_read | state.handed_over || state.error.is_some() {
                     return Received::Unusual;
                 }
                 if !sleeps && state.returns_at_once(flags) {
@@ -153,16 +153,14 @@ impl Stream {
         loop {
             state = self.wait_while(state, Connection::is_being_read);
             state.check_connected(nonblocking)?;
-            if total == 0 {
-                return Ok(0);
-            }
             // Earlier bytes may still be on their way through librspreload's forwarder. After
             // EAGAIN, librspreload repeats the call on the socket that now has the program's
             // descriptor.
             if state.handed_over && flags & base::private::FORWARDER_FLAG == 0 {
                 return if done > 0 { Ok(done) } else { Err(Errno::EAGAIN) };
             }
-            if state.available(peek, done) < (total - done) as u64 {
+            // A call that asks for no bytes waits for data, too, as with TCP.
+            if state.available(peek, done) < (total - done).max(1) as u64 {
                 self.process_completions(&mut state);
             }
             if !peek && state.life.connection().is_some_and(|connection| connection.reads_unlocked(total - done)) {
@@ -174,10 +172,11 @@ impl Stream {
             }
             // SAFETY: the buffers are writable: guaranteed by the caller.
             done += unsafe { state.copy_out(buffers, done, peek) };
-            if done == total || (done > 0 && !all) {
+            let has_more = state.available(peek, done) > 0;
+            if done > 0 && (done == total || !all) || total == 0 && has_more {
                 return Ok(done);
             }
-            if state.available(peek, done) > 0 {
+            if has_more {
                 continue;
             }
             if let Some(result) = state.end_of_data(done) {

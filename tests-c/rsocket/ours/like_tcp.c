@@ -283,6 +283,30 @@ static void data_stays_after_shut_rdwr(void)
 	close_pair();
 }
 
+/* recv() of no bytes waits for data, read() does not. */
+static void nothing_is_received(void)
+{
+	struct iovec empty[2] = { 0 };
+	char byte = 0;
+
+	open_pair();
+	SEE(now->recv(pair.server, &byte, 0, MSG_DONTWAIT));
+	SEE(now->read(pair.server, &byte, 0));
+	SEE(now->readv(pair.server, empty, 2));
+	EXPECT(now->send(pair.client, "x", 1, 0) == 1);
+	await(pair.server, POLLIN);
+	SEE(now->recv(pair.server, &byte, 0, 0));
+	SEE(now->recv(pair.server, &byte, 0, MSG_PEEK));
+	SEE(now->read(pair.server, &byte, 0));
+	SEE(now->recv(pair.server, &byte, 1, 0));
+	EXPECT(byte == 'x');
+	EXPECT(!now->shutdown(pair.client, SHUT_WR));
+	await(pair.server, POLLIN);
+	SEE(now->recv(pair.server, &byte, 0, 0));
+	SEE(now->read(pair.server, &byte, 0));
+	close_pair();
+}
+
 /* ---- poll ------------------------------------------------------------------------------------------------ */
 
 static void poll_after_a_failed_connect(void)
@@ -495,6 +519,7 @@ int main(int argc, char **argv)
 	BOTH(send_after_the_peers_close);
 	BOTH(data_stays_after_shut_rd);
 	BOTH(data_stays_after_shut_rdwr);
+	BOTH(nothing_is_received);
 	BOTH(poll_after_a_failed_connect);
 	BOTH(connecting_shut_rd);
 	BOTH(connecting_shut_wr);
