@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::channel_leader::EventSource;
 use super::connection::{Connection, Ends};
+use super::iomap::Mappings;
 use super::options::Linger;
 use super::waiting::Wait;
 use super::{Guard, Life, Notice, State, Stream, channel_leader};
@@ -203,7 +204,7 @@ impl Stream {
         let result = self.reset(state);
         state.error = Some(Errno::ECONNRESET);
         if result.is_err() {
-            state.life = Life::Failed { reported: true };
+            state.life = tried();
         }
         self.notify(Notice::Changed);
         result
@@ -488,12 +489,18 @@ impl Stream {
         listening.waiting.clear();
         let streams = listening.take_all();
         let result = self.reset(&mut state);
-        state.life = Life::Stopped;
+        // Otherwise the next rbind, rlisten or rconnect resets the socket again.
+        state.life = if result.is_ok() { Life::Stopped } else { tried() };
         drop(state);
         self.notify(Notice::Changed);
         streams.for_each(|stream| stream.close_unaccepted());
         result
     }
+}
+
+/// After an attempt whose failure a call reports.
+fn tried() -> Life {
+    Life::Failed { reported: true, requested: None }
 }
 
 /// Returns whether rshutdown(3) with this argument ends reading, and whether it ends writing. Fails
@@ -582,8 +589,12 @@ impl State {
     pub(super) fn release(&mut self) {
         self.key.take().into_iter().for_each(reactor::unregister);
         self.disconnect_id();
-        // Drops the fields in the order in which they are declared.
-        *self = State { life: Life::Closed, ..State::default() };
+        // In the order of `State`.
+        self.life = Life::Closed;
+        self.mappings = Mappings::default();
+        self.domain = None;
+        self.id = None;
+        self.background = None;
     }
 }
 
@@ -595,9 +606,9 @@ mod tests {
     /// Returns the messages that the peer gets for a sequence of shutdowns, and whether both
     /// directions have ended then.
     fn messages(eof: bool, hows: &[c_int]) -> (Vec<Control>, bool) {
-        let mut connection = Ends { eof, ..Ends::default() };
-        let ends: Vec<_> = hows.iter().map(|&how| connection.shut_down(directions(how).unwrap())).collect();
-        (ends.iter().filter_map(|(message, _)| *message).collect(), ends.iter().any(|(_, both)| *both))
+        let mut ends = Ends { eof, ..Ends::default() };
+        let results: Vec<_> = hows.iter().map(|&how| ends.shut_down(directions(how).unwrap())).collect();
+        (results.iter().filter_map(|(message, _)| *message).collect(), results.iter().any(|(_, both)| *both))
     }
 
     #[test]

@@ -15,7 +15,6 @@ use crate::cm;
 use crate::diag::Cause;
 use crate::errno::{Errno, Result};
 use crate::ffi::rdma_cm_event_type::*;
-use crate::os::alloc::try_box;
 use crate::os::sockaddr::{self, AF_IB, SockAddr};
 use crate::os::uapi::{RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY};
 use crate::rsocket::cm_id::{CmId, Event};
@@ -86,7 +85,11 @@ impl Stream {
     /// Resets a socket that has failed to connect, or that stops listening: it becomes unconnected,
     /// with a new id on the same channel. It stays bound to its address.
     pub(super) fn reset(&self, state: &mut State) -> Result<()> {
-        self.drop_request(state);
+        // The QP before the id.
+        self.channel_fd.store(-1, Ordering::Relaxed);
+        if let Life::Connecting(Attempt { requested, .. }) | Life::Failed { requested, .. } = &mut state.life {
+            *requested = None;
+        }
         state.mappings.list.clear();
         self.renew_id(state)?;
         if let Some(addr) = state.bound {
@@ -94,14 +97,6 @@ impl Stream {
         }
         (state.life, state.error) = (Life::Idle, None);
         Ok(())
-    }
-
-    /// Destroys the QP of an attempt to connect, which comes before the end of its id.
-    fn drop_request(&self, state: &mut State) {
-        self.channel_fd.store(-1, Ordering::Relaxed);
-        if let Life::Connecting(attempt) = &mut state.life {
-            attempt.requested = None;
-        }
     }
 
     fn renew_id(&self, state: &mut State) -> Result<()> {
@@ -116,7 +111,7 @@ impl Stream {
         let State { life, error, .. } = &mut *state;
         match life {
             Life::Idle | Life::Stopped => self.begin_attempt(&mut state, dst)?,
-            Life::Failed { reported: true } => {
+            Life::Failed { reported: true, .. } => {
                 self.reset(&mut state)?;
                 self.begin_attempt(&mut state, dst)?;
             }
@@ -153,17 +148,16 @@ impl Stream {
         let dst = dst.canonical();
         let rebound = state.rebound_for(self.domain, &dst)?;
         self.watch(state)?;
-        let attempt = try_box(Attempt::new(dst))?;
         if let Some(own) = rebound {
             self.renew_id(state)?;
             state.bind_id(self.domain, &own)?;
         }
         if let Err(error) = state.id()?.resolve_addr(&dst, FIRST_TIMEOUT_MS as c_int) {
             // The next attempt needs a new id: the kernel may have bound this id to an address.
-            state.life = Life::Failed { reported: true };
+            state.life = Life::Failed { requested: None, reported: true };
             return Err(error);
         }
-        state.life = Life::Connecting(attempt);
+        state.life = Life::Connecting(Attempt::new(dst));
         Ok(())
     }
 
@@ -294,8 +288,8 @@ impl Stream {
     /// Ends an attempt to connect that has failed.
     fn fail(&self, state: &mut State, error: Errno) {
         state.flush_and_disconnect();
-        self.drop_request(state);
-        (state.life, state.error) = (Life::Failed { reported: false }, Some(error));
+        let requested = if let Life::Connecting(attempt) = &mut state.life { attempt.requested.take() } else { None };
+        (state.life, state.error) = (Life::Failed { requested, reported: false }, Some(error));
         self.notify(Notice::Changed);
     }
 
@@ -421,7 +415,9 @@ impl State {
     /// Takes the error of a failed attempt to connect, for the call of rconnect(3) that returns
     /// this error.
     fn report_failed_attempt(&mut self) -> Option<Errno> {
-        self.life = Life::Failed { reported: true };
+        if let Life::Failed { reported, .. } = &mut self.life {
+            *reported = true;
+        }
         self.error.take()
     }
 
@@ -432,8 +428,12 @@ impl State {
     }
 
     /// Returns the connection, even if the peer has not accepted it yet.
-    pub(super) fn with_qp(&self) -> Option<&Connection> {
-        if let Life::Connecting(attempt) = &self.life { attempt.requested.as_deref() } else { self.life.connection() }
+    fn with_qp(&self) -> Option<&Connection> {
+        match &self.life {
+            Life::Connecting(attempt) => attempt.requested.as_deref(),
+            Life::Failed { requested, .. } => requested.as_deref(),
+            life => life.connection(),
+        }
     }
 
     /// Disconnects the id if it has a QP. Notifies the peer at once.
@@ -549,7 +549,7 @@ mod tests {
         ] {
             let mut state = State { error, ..state(life) };
             assert_eq!(state.end_of_connect(), Err(end));
-            if let Life::Failed { reported } = state.life {
+            if let Life::Failed { reported, .. } = state.life {
                 assert!(reported, "the next call starts over");
             }
         }

@@ -156,7 +156,7 @@ enum EndRead {
 /// What has ended of a connection, and what calls have reported of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ends {
-    /// Nothing is sent any more: the connection has ended, or the program has closed it.
+    /// The program sends nothing more: the connection has ended, or the program has closed it.
     pub over: bool,
     /// The program has shut down reading.
     pub shut_read: bool,
@@ -327,7 +327,7 @@ impl Connection {
         self.end();
     }
 
-    /// Sends nothing more, and lists the connection as closing.
+    /// Takes no more data of the program, and lists the connection as closing.
     pub fn end(&mut self) {
         self.ends.over = true;
         self.end_sending();

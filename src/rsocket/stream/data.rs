@@ -531,13 +531,13 @@ impl State {
 
     /// [`Ends::end_of_data`], also for a stream that is connecting.
     fn end_of_data(&mut self, done: usize) -> Option<Result<usize>> {
-        let ends = if let Life::Open(connection) = &self.life { connection.ends } else { Ends::default() };
+        let ends = self.life.connection().map_or(Ends::default(), |connection| connection.ends);
         ends.end_of_data(&mut self.error, done)
     }
 
     /// Returns the number of bytes that can be read; for a peeking call, without the `done` bytes
     /// that the call has copied already.
-    pub(super) fn available(&self, peek: bool, done: usize) -> u64 {
+    fn available(&self, peek: bool, done: usize) -> u64 {
         let available = self.life.connection().map_or(0, Connection::available);
         if peek { available.saturating_sub(done as u64) } else { available }
     }

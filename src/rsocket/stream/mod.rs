@@ -125,10 +125,12 @@ enum Life {
     Stopped,
     Listening(Listening),
     /// Connecting, as the active side.
-    Connecting(Box<Attempt>),
+    Connecting(Attempt),
     /// An attempt to connect has failed. `reported`: rconnect(3) has returned the error, so the next
-    /// rconnect(3) begins another attempt.
+    /// rconnect(3) begins another attempt. Until then the QP is kept: an answer of the peer that still
+    /// arrives is rejected because of it.
     Failed {
+        requested: Option<Box<Connection>>,
         reported: bool,
     },
     /// Closed by the program, without a connection.
@@ -317,6 +319,7 @@ impl Life {
             | Life::Closing(connection)
             | Life::Leaving { connection, .. } => Some(connection),
             Life::Connecting(attempt) => attempt.requested,
+            Life::Failed { requested, .. } => requested,
             Life::Listening(listening) => return Some(listening),
             _ => None,
         };
@@ -509,7 +512,7 @@ impl Drop for Stream {
             Life::Listening(listening) => mem::forget(listening.waiting),
             life => mem::forget(life),
         }
-        mem::forget((state.id, state.mappings, state.domain));
+        mem::forget((state.id, state.mappings, state.domain, state.background));
     }
 }
 
@@ -530,12 +533,12 @@ mod tests {
     /// An attempt to connect.
     pub fn connecting() -> Life {
         let peer = SockAddr::from_inet(&"10.0.0.1:7471".parse().unwrap());
-        Life::Connecting(Box::new(Attempt::new(peer)))
+        Life::Connecting(Attempt::new(peer))
     }
 
     /// A failed attempt.
     pub fn failed(reported: bool) -> Life {
-        Life::Failed { reported }
+        Life::Failed { requested: None, reported }
     }
 
     /// A closed stream has no place for what it was before, except for its connection.

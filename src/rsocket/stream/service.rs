@@ -138,7 +138,7 @@ impl State {
         let id = self.id.as_ref().ok_or(Errno::EBADF)?.id();
         if self.domain.as_ref().is_some_and(|domain| !domain.is_of(id)) {
             // The id was replaced: memory regions of the previous id's device cannot be used.
-            if !self.mappings.list.is_empty() || self.with_qp().is_some() {
+            if !self.mappings.list.is_empty() {
                 return Err(Errno::ENODEV);
             }
             self.domain = None;

@@ -307,8 +307,8 @@ impl State {
         let events = match &self.life {
             Life::Connecting(_) | Life::Accepting(..) => return 0,
             Life::Closing(_) | Life::Leaving { .. } | Life::Closed => return POLLNVAL,
-            Life::Idle | Life::Stopped | Life::Failed { reported: true } => OUT | POLLHUP,
-            Life::Failed { reported: false } => IN | OUT | POLLRDHUP | POLLHUP,
+            Life::Idle | Life::Stopped | Life::Failed { reported: true, .. } => OUT | POLLHUP,
+            Life::Failed { reported: false, .. } => IN | OUT | POLLRDHUP | POLLHUP,
             Life::Listening(listening) => set(IN, listening.has_ready() || listening.is_lost),
             Life::Open(connection) => connection.ends.events(connection.available() > 0, connection.can_send()),
         };
