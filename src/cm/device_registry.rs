@@ -10,7 +10,7 @@
 
 use std::ffi::c_int;
 use std::mem::{ManuallyDrop, size_of};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use super::global::{self, GlobalLock};
 use crate::errno::{Errno, Result};
@@ -18,7 +18,7 @@ use crate::os::alloc::try_push;
 use crate::os::cancel::in_call;
 use crate::os::event::EventFd;
 use crate::os::fork::Owner;
-use crate::verbs::{self, DeviceList, ibv_context, ibv_device, ibv_pd, ibv_xrcd};
+use crate::verbs::{self, DeviceList, ibv_context, ibv_cq, ibv_device, ibv_pd, ibv_xrcd};
 
 /// Lock order: only locks of rsockets and an id's `qp_use` may be held when this lock is taken
 /// (docs/concurrency.md).
@@ -37,6 +37,8 @@ struct Open {
     limits: Limits,
     /// For each port number, whether the port's link layer is InfiniBand; `None` before the query.
     infiniband: [Option<bool>; 256],
+    /// See [`occupy_bad_offset`].
+    filler: Option<NonNull<ibv_cq>>,
     pd: Option<NonNull<ibv_pd>>,
     xrcd: Option<NonNull<ibv_xrcd>>,
     /// Number of uses: ids bound to the device, PDs of connections on the device, and lists from
@@ -268,6 +270,8 @@ impl Registry {
             context,
             limits,
             infiniband: [None; 256],
+            // SAFETY: the context was opened above.
+            filler: (attr.vendor_id == SOFT_IWARP).then(|| unsafe { occupy_bad_offset(context) }).flatten(),
             owner: Owner::this_process(),
             pd: None,
             xrcd: None,
@@ -308,12 +312,34 @@ impl Registry {
                 verbs::dealloc_pd(pd);
             }
             if open.gone {
+                open.filler.take().into_iter().for_each(|filler| _ = verbs::destroy_cq(filler));
                 verbs::close(open.context);
             }
         });
         if open.gone {
             self.slots[slot] = None;
         }
+    }
+}
+
+/// The vendor id of soft-iWARP.
+const SOFT_IWARP: u32 = 0x0062_6d74;
+
+/// Returns a CQ of soft-iWARP that nobody uses. Its provider takes a CQ or QP whose memory the kernel
+/// maps at offset 0x90000 of the device file for one without memory, and fails without an errno. The
+/// kernel assigns the lowest free offset, so this CQ of 17 pages, created above another one of 129
+/// pages, keeps that offset from all others. Without memory there is none.
+///
+/// # Safety
+/// The context is open, and has no objects.
+unsafe fn occupy_bad_offset(context: NonNull<ibv_context>) -> Option<NonNull<ibv_cq>> {
+    // SAFETY: the context is open: guaranteed by the caller. The CQ below is destroyed once.
+    unsafe {
+        let create = |entries| verbs::create_cq(context, entries, ptr::null_mut(), ptr::null_mut(), 0);
+        let below = create(1 << 14).ok()?;
+        let filler = create(1 << 11);
+        let _ = verbs::destroy_cq(below);
+        filler.ok()
     }
 }
 
@@ -480,6 +506,7 @@ mod tests {
             context: NonNull::dangling(),
             limits: Limits { initiator_depth: 1, responder_resources: 1, work_requests: 1, completions: 1 },
             infiniband: [None; 256],
+            filler: None,
             pd: None,
             xrcd: None,
             uses: 0,

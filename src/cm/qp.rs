@@ -307,7 +307,7 @@ fn create_cq(id: &Id, entries: u32) -> Result<Pair> {
     // SAFETY: the context is open. The channel is new, and no longer used if creating the CQ fails.
     unsafe {
         let channel = verbs::create_comp_channel(context)?;
-        let cq = verbs::create_cq(context, entries, id.as_c().cast(), channel, 0)
+        let cq = verbs::create_cq(context, entries, id.as_c().cast(), channel.as_ptr(), 0)
             .inspect_err(|_| verbs::end_comp_channel(channel))?;
         Ok(Pair { cq: cq.as_ptr(), channel: channel.as_ptr() })
     }

@@ -50,9 +50,9 @@ fn check(call: impl FnOnce() -> c_int) -> Result<()> {
     if result == 0 { Ok(()) } else { Err(Errno::new(result)) }
 }
 
-/// Makes a call that returns a pointer, or NULL with errno set. Soft-iWARP sometimes does not set
-/// errno (docs/compatibility.md): the call then fails with `ENOMEM`, not with the errno of an
-/// earlier call.
+/// Makes a call that returns a pointer, or NULL with errno set. Soft-iWARP may not set errno
+/// (docs/compatibility.md): the call then fails with `ENOMEM`, not with the errno of an earlier
+/// call.
 fn pointer<T>(call: impl FnOnce() -> *mut T) -> Result<NonNull<T>> {
     let (result, error) = base::errno::keeping(|| {
         base::errno::set(0);
@@ -281,17 +281,18 @@ pub unsafe fn end_comp_channel(channel: NonNull<ibv_comp_channel>) {
 }
 
 /// # Safety
-/// `context` is open, `channel` is one of its channels, and `vector` one of its completion vectors.
+/// `context` is open, `channel` is NULL or one of its channels, and `vector` one of its completion
+/// vectors.
 pub unsafe fn create_cq(
     context: NonNull<ibv_context>,
     entries: u32,
     cq_context: *mut std::ffi::c_void,
-    channel: NonNull<ibv_comp_channel>,
+    channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> Result<NonNull<ibv_cq>> {
     let entries = c_int::try_from(entries).map_err(|_| Errno::EINVAL)?;
     // SAFETY: `context`, `channel` and `vector` fit each other: guaranteed by the caller.
-    pointer(|| unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel.as_ptr(), vector) })
+    pointer(|| unsafe { ibv_create_cq(context.as_ptr(), entries, cq_context, channel, vector) })
 }
 
 /// Destroys a CQ.

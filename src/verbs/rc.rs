@@ -132,7 +132,8 @@ impl CompletionQueue {
             return Err(Errno::ENOSYS);
         }
         // SAFETY: the context is open and the channel live: guaranteed by the caller.
-        let cq = unsafe { verbs::create_cq(context, entries, ptr::null_mut(), channel.channel, channel.vector)? };
+        let cq =
+            unsafe { verbs::create_cq(context, entries, ptr::null_mut(), channel.channel.as_ptr(), channel.vector)? };
         Ok(CompletionQueue { cq, unacknowledged: 0 })
     }
 
