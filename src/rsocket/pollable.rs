@@ -186,9 +186,14 @@ impl Watchers {
     /// Removes a watcher once, if it is in the list. Afterwards it gets no [`Notice::Changed`],
     /// unless it was added several times.
     pub fn remove(&self, watcher: &Arc<impl Watcher + ?Sized>) {
+        self.remove_at(address(watcher));
+    }
+
+    #[inline(never)]
+    fn remove_at(&self, watcher: *const ()) {
         let mut list = self.list.lock();
         // The watcher that was added last is often the first to be removed.
-        let index = list.iter().rposition(|there| address(there) == address(watcher));
+        let index = list.iter().rposition(|there| address(there) == watcher);
         let removed = index.map(|index| list.swap_remove(index));
         self.count.store(list.len(), Ordering::SeqCst);
         drop(list);

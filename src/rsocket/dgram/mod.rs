@@ -197,7 +197,7 @@ impl Dgram {
             self.close_copies();
             return Ok(());
         }
-        let state = mem::take(&mut *self.state.lock());
+        let state = self.state.lock().take_all();
         if state.udp.is_none() {
             return Err(Errno::EBADF);
         }
@@ -220,12 +220,18 @@ impl Dgram {
             state.searches.iter().for_each(|search| library_fds::close(search.id.fd()));
             state.replaced_fds = Vec::new();
             state.probe = None;
-            mem::forget(mem::take(&mut *state));
+            mem::forget(state.take_all());
         }
     }
 }
 
 impl State {
+    /// Takes everything, for a socket that is closed.
+    #[inline(never)]
+    fn take_all(&mut self) -> State {
+        mem::take(self)
+    }
+
     fn udp(&self) -> Result<&Udp> {
         self.udp.as_ref().ok_or(Errno::EBADF)
     }
@@ -304,7 +310,7 @@ impl Drop for Dgram {
         // In a child, leak the objects, because they belong to the parent. Otherwise the fields are
         // dropped in order.
         if !self.owner.is_this_process() {
-            mem::forget(mem::take(self.state.get_mut()));
+            mem::forget(self.state.get_mut().take_all());
         }
     }
 }

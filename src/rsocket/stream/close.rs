@@ -526,6 +526,7 @@ fn close_timeout(linger: Linger, nonblocking: bool) -> (Duration, bool) {
 impl Ends {
     /// Ends reading, writing, or both. Returns the message for the peer, if there is one, and
     /// whether both directions have ended now.
+    #[inline(never)]
     fn shut_down(&mut self, [read, write]: [bool; 2]) -> (Option<Control>, bool) {
         let had_shut_write = self.shut_write;
         self.shut_read |= read;
@@ -554,6 +555,7 @@ impl Connection {
 
     /// Returns whether a call waits until all sent data has arrived, on a connection that has not
     /// failed.
+    #[inline(never)]
     fn is_end_awaited(&self) -> bool {
         !self.ends.cm_disconnected && self.failure().is_none() && self.is_flush_awaited()
     }
@@ -586,6 +588,7 @@ impl State {
     }
 
     /// Releases the stream's resources, except for the memory of the stream itself.
+    #[inline(never)]
     pub(super) fn release(&mut self) {
         self.key.take().into_iter().for_each(reactor::unregister);
         self.disconnect_id();
