@@ -24,6 +24,11 @@ pub const IN: c_short = POLLIN | POLLRDNORM;
 /// The bits for space to send. poll(2) has two names for this event, too.
 pub const OUT: c_short = POLLOUT | POLLWRNORM;
 
+/// Returns the bits if `on`, otherwise none.
+pub fn set(bits: c_short, on: bool) -> c_short {
+    if on { bits } else { 0 }
+}
+
 /// Returns the bits to ask a [`Pollable`] for when a program requests `events`: POLLIN, POLLOUT,
 /// POLLRDHUP, and librspreload's private bit. Rsockets have neither urgent data nor priority bands.
 #[inline]
@@ -189,7 +194,8 @@ impl Watchers {
         self.remove_at(address(watcher));
     }
 
-    #[inline(never)]
+    /// [`remove`](Self::remove) for the address of a watcher of any type.
+    #[inline(never)] // once, not for each type
     fn remove_at(&self, watcher: *const ()) {
         let mut list = self.list.lock();
         // The watcher that was added last is often the first to be removed.

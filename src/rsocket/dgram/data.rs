@@ -389,7 +389,6 @@ impl State {
 
     /// Notes whether the UDP socket's send buffer is full. While it is, the reactor waits until the
     /// socket is writable.
-    #[inline(never)]
     fn set_udp_full(&mut self, full: bool) {
         if let Some(key) = self.key.filter(|_| self.udp_full != full) {
             reactor::set_writable_wanted(key, full);

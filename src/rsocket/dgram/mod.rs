@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use libc::{POLLERR, POLLHUP, POLLNVAL, POLLRDHUP};
 
 use super::config::defaults;
-use super::pollable::{Descriptors, IN, Notice, OUT, Pollable, Watchers};
+use super::pollable::{Descriptors, IN, Notice, OUT, Pollable, Watchers, set};
 use super::reactor::{self, Key, Role, Service};
 use crate::errno::{Errno, Result};
 use crate::os::alloc::{try_arc, try_push_small};
@@ -227,7 +227,7 @@ impl Dgram {
 
 impl State {
     /// Takes everything, for a socket that is closed.
-    #[inline(never)]
+    #[inline(never)] // long, and called from three places
     fn take_all(&mut self) -> State {
         mem::take(self)
     }
@@ -242,7 +242,6 @@ impl State {
 
     /// Returns the current poll bits of those in `wanted`, POLLERR and POLLHUP.
     fn bits(&self, wanted: c_short) -> c_short {
-        let set = |bits: c_short, on: bool| if on { bits } else { 0 };
         let writable = !self.udp_full && self.ports.iter().all(|port| port.broken || port.can_send());
         let all = set(IN, !self.queue.is_empty() || self.shut_read || self.error.is_some())
             | set(OUT, writable || self.shut_write)

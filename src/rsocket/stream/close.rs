@@ -204,7 +204,7 @@ impl Stream {
         let result = self.reset(state);
         state.error = Some(Errno::ECONNRESET);
         if result.is_err() {
-            state.life = tried();
+            state.life = Life::tried();
         }
         self.notify(Notice::Changed);
         result
@@ -490,17 +490,12 @@ impl Stream {
         let streams = listening.take_all();
         let result = self.reset(&mut state);
         // Otherwise the next rbind, rlisten or rconnect resets the socket again.
-        state.life = if result.is_ok() { Life::Stopped } else { tried() };
+        state.life = if result.is_ok() { Life::Stopped } else { Life::tried() };
         drop(state);
         self.notify(Notice::Changed);
         streams.for_each(|stream| stream.close_unaccepted());
         result
     }
-}
-
-/// After an attempt whose failure a call reports.
-fn tried() -> Life {
-    Life::Failed { reported: true, requested: None }
 }
 
 /// Returns whether rshutdown(3) with this argument ends reading, and whether it ends writing. Fails
@@ -526,7 +521,6 @@ fn close_timeout(linger: Linger, nonblocking: bool) -> (Duration, bool) {
 impl Ends {
     /// Ends reading, writing, or both. Returns the message for the peer, if there is one, and
     /// whether both directions have ended now.
-    #[inline(never)]
     fn shut_down(&mut self, [read, write]: [bool; 2]) -> (Option<Control>, bool) {
         let had_shut_write = self.shut_write;
         self.shut_read |= read;
@@ -555,7 +549,6 @@ impl Connection {
 
     /// Returns whether a call waits until all sent data has arrived, on a connection that has not
     /// failed.
-    #[inline(never)]
     fn is_end_awaited(&self) -> bool {
         !self.ends.cm_disconnected && self.failure().is_none() && self.is_flush_awaited()
     }
@@ -588,7 +581,7 @@ impl State {
     }
 
     /// Releases the stream's resources, except for the memory of the stream itself.
-    #[inline(never)]
+    #[inline(never)] // long, and called from three places
     pub(super) fn release(&mut self) {
         self.key.take().into_iter().for_each(reactor::unregister);
         self.disconnect_id();

@@ -154,7 +154,7 @@ impl Stream {
         }
         if let Err(error) = state.id()?.resolve_addr(&dst, FIRST_TIMEOUT_MS as c_int) {
             // The next attempt needs a new id: the kernel may have bound this id to an address.
-            state.life = Life::Failed { requested: None, reported: true };
+            state.life = Life::tried();
             return Err(error);
         }
         state.life = Life::Connecting(Attempt::new(dst));
@@ -305,7 +305,7 @@ impl Stream {
             connection.fail(error);
             self.process_completions(state);
         }
-        if !matches!(&state.life, Life::Open(connection) if !connection.ends.over) {
+        if !state.life.is_connected() {
             self.notify(Notice::Changed);
         }
         state.set_keep_alive();

@@ -171,7 +171,7 @@ impl Stream {
         let mut state = self.enter()?;
         let is_same = |mapped: &Mapped| mapped.memory.is_some() && mapped.start == start && mapped.len == len;
         let position = state.mappings.list.iter().position(is_same).ok_or(Errno::EINVAL)?;
-        let connected = matches!(&state.life, Life::Open(connection) if !connection.ends.over);
+        let connected = state.life.is_connected();
         let mapped = &mut state.mappings.list[position];
         match mapped.entry {
             Entry::Written(index) if connected => {

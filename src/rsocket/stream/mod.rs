@@ -205,7 +205,7 @@ impl Stream {
     /// none, which a call would double.
     #[inline(always)]
     fn process_completions_here(&self, state: &mut State) -> bool {
-        let (Life::Open(connection) | Life::Closing(connection)) = &mut state.life else { return false };
+        let Some(connection) = state.life.connection_mut() else { return false };
         let mut batch = NEW_BATCH;
         let completed = connection.poll_recv_cq(&mut batch);
         let has_failed = connection.failure().is_some() && !connection.ends.over;
@@ -224,7 +224,10 @@ impl Stream {
     /// if there were any, or if a failure has ended the stream.
     #[inline(never)]
     fn process_batch(&self, state: &mut State, batch: &mut Batch, completed: usize) -> bool {
-        let (Life::Open(connection) | Life::Closing(connection)) = &mut state.life else { return false };
+        if state.life.is_over() {
+            return false;
+        }
+        let Some(connection) = state.life.connection_mut() else { return false };
         let mut outcome = connection.process(batch, completed);
         if (outcome.has(Outcome::END) || connection.failure().is_some()) && self.handle_end(state, outcome) {
             outcome.add(Outcome::ANY);
@@ -271,15 +274,27 @@ impl Stream {
     }
 }
 
+/// The variants with a connection that the peer has accepted, or that this side accepts.
+macro_rules! with_connection {
+    ($connection:ident) => {
+        Life::Accepting($connection, _)
+            | Life::Open($connection)
+            | Life::Closing($connection)
+            | Life::Leaving { connection: $connection, .. }
+    };
+}
+
 impl Life {
+    /// After an attempt whose failure a call reports.
+    fn tried() -> Life {
+        Life::Failed { requested: None, reported: true }
+    }
+
     /// Returns the connection, unless there is none, or the peer has not accepted it yet.
     #[inline]
     fn connection(&self) -> Option<&Connection> {
         match self {
-            Life::Accepting(connection, _)
-            | Life::Open(connection)
-            | Life::Closing(connection)
-            | Life::Leaving { connection, .. } => Some(connection),
+            with_connection!(connection) => Some(connection),
             _ => None,
         }
     }
@@ -288,10 +303,7 @@ impl Life {
     #[inline]
     fn connection_mut(&mut self) -> Option<&mut Connection> {
         match self {
-            Life::Accepting(connection, _)
-            | Life::Open(connection)
-            | Life::Closing(connection)
-            | Life::Leaving { connection, .. } => Some(connection),
+            with_connection!(connection) => Some(connection),
             _ => None,
         }
     }
@@ -299,6 +311,11 @@ impl Life {
     /// Returns the connection if a thread sleeps in its completion channel.
     fn with_leader(&mut self) -> Option<&mut Connection> {
         self.connection_mut().filter(|connection| connection.channel.leadership.has_leader())
+    }
+
+    /// Returns whether there is a connection that has not ended.
+    fn is_connected(&self) -> bool {
+        matches!(self, Life::Open(connection) if !connection.ends.over)
     }
 
     /// Returns whether the program has closed the stream.
@@ -314,10 +331,7 @@ impl Life {
     /// Closes the stream, at once. Returns the queues of a listener.
     fn close(&mut self, release_due: bool) -> Option<Listening> {
         let connection = match mem::replace(self, Life::Closed) {
-            Life::Accepting(connection, _)
-            | Life::Open(connection)
-            | Life::Closing(connection)
-            | Life::Leaving { connection, .. } => Some(connection),
+            with_connection!(connection) => Some(connection),
             Life::Connecting(attempt) => attempt.requested,
             Life::Failed { requested, .. } => requested,
             Life::Listening(listening) => return Some(listening),
@@ -396,7 +410,7 @@ impl Stream {
                 let mut info = [0; TCP_INFO];
                 // The states of netinet/tcp.h.
                 info[0] = match &state.life {
-                    Life::Open(connection) if !connection.ends.over => 1,
+                    life if life.is_connected() => 1,
                     Life::Connecting(_) => 2,
                     Life::Accepting(..) => 3,
                     Life::Listening(_) => 10,

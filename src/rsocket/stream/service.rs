@@ -37,7 +37,7 @@ impl Service for Stream {
             return true;
         }
         match &state.life {
-            Life::Open(connection) if !connection.ends.over => self.keep_alive(&mut state),
+            life if life.is_connected() => self.keep_alive(&mut state),
             // The peer has not finished the handshake in time, unless this is the next event.
             Life::Accepting(..) => {
                 if let Some(state) = self.handle_events(state, EVENTS_PER_TURN) {

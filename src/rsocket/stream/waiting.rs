@@ -17,7 +17,7 @@ use crate::os::mark::Words;
 use crate::os::sync::Changes;
 use crate::os::{cancel, event};
 use crate::rsocket::config::defaults;
-use crate::rsocket::pollable::{Descriptors, IN, OUT, Pollable, Watchers};
+use crate::rsocket::pollable::{Descriptors, IN, OUT, Pollable, Watchers, set};
 use crate::rsocket::reactor;
 use crate::verbs::rc::{ChannelHandle, CqEvent};
 
@@ -283,11 +283,6 @@ impl EventSource for Stream {
     fn is_watched(state: &State) -> bool {
         state.life.connection().is_some_and(|connection| connection.channel.watch != Watch::None)
     }
-}
-
-/// Returns the bits if `on`, otherwise none.
-fn set(bits: c_short, on: bool) -> c_short {
-    if on { bits } else { 0 }
 }
 
 impl Ends {
