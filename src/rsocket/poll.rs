@@ -50,14 +50,6 @@ pub fn poll<L: Lookup>(lookup: &L, fds: &mut [pollfd], timeout: c_int) -> Result
     }
 }
 
-/// [`poll`] for rselect, with a deadline, and no fast path.
-pub fn poll_until(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline) -> Result<c_int> {
-    match fds {
-        [fd] if !deadline.passed() => poll_one(lookup, fd, || deadline),
-        _ => wait_for_all(lookup, fds, deadline, false),
-    }
-}
-
 /// The common case: a single descriptor.
 fn poll_one(lookup: &dyn Lookup, fd: &mut pollfd, deadline: impl FnOnce() -> Deadline) -> Result<c_int> {
     fd.revents = 0;
@@ -83,9 +75,9 @@ fn poll_one(lookup: &dyn Lookup, fd: &mut pollfd, deadline: impl FnOnce() -> Dea
     in_call(|| wait_for_all(lookup, slice::from_mut(fd), deadline, true))
 }
 
-/// Slow path: no rsocket was ready, there are other descriptors, or there are no rsockets.
-/// `just_polled`: if all are rsockets, the caller has polled them, and none was ready.
-fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline, just_polled: bool) -> Result<c_int> {
+/// Slow path, and rselect: no rsocket was ready, there are other descriptors, or there are no
+/// rsockets. `just_polled`: if all are rsockets, the caller has polled them, and none was ready.
+pub fn wait_for_all(lookup: &dyn Lookup, fds: &mut [pollfd], deadline: Deadline, just_polled: bool) -> Result<c_int> {
     let mut members = SmallList::<Member, INLINE_FDS>::new();
     let (mut any, mut others) = (false, false);
     for fd in fds.iter_mut() {

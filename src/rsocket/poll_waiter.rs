@@ -68,10 +68,7 @@ impl Waiting {
     /// Takes the thread's waiter. Creates one for the first wait and after a fork().
     pub fn begin() -> Result<Waiting> {
         let spare = SPARE.try_with(Cell::take).unwrap_or(None);
-        let watcher = match spare.filter(|spare| spare.owner.is_this_process()) {
-            Some(spare) => spare,
-            None => Waiter::new()?,
-        };
+        let watcher = spare.filter(|spare| spare.owner.is_this_process()).map_or_else(Waiter::new, Ok)?;
         // If a notice is still raising the eventfd, the rsockets are polled once more than
         // necessary.
         if watcher.raised.load(Ordering::SeqCst) {

@@ -8,7 +8,7 @@ use libc::{
     timeval,
 };
 
-use super::poll::{INLINE_FDS, poll_until};
+use super::poll::{INLINE_FDS, wait_for_all};
 use super::pollable::Lookup;
 use crate::errno::{Errno, Result};
 use crate::os::alloc::{SmallList, try_push_small};
@@ -71,7 +71,7 @@ fn select_until(lookup: &dyn Lookup, nfds: usize, sets: &mut Sets<'_>, deadline:
     let mut fds = SmallList::<pollfd, INLINE_FDS>::new();
     sets.list(nfds, |fd, events| try_push_small(&mut fds, pollfd { fd, events, revents: 0 }))?;
     loop {
-        let ready = match poll_until(lookup, fds.as_mut_slice(), deadline) {
+        let ready = match wait_for_all(lookup, fds.as_mut_slice(), deadline, false) {
             // There are more descriptors than the process can have open, so some are invalid.
             Err(Errno::EINVAL) => Err(Errno::EBADF),
             result => result,

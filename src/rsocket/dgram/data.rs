@@ -4,6 +4,7 @@
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use libc::{POLLIN, POLLOUT, iovec, sockaddr_storage};
@@ -235,6 +236,35 @@ impl Dgram {
         sent
     }
 
+    /// Polls the CQs of all ports, and counts the edges: one for each received datagram, and one
+    /// for each port that had no free send slot before and has one now.
+    pub(super) fn poll(&self, state: &mut State) {
+        self.check_udp_full(state);
+        let State { ports, queue, peers, connected, shut_read, domain, .. } = state;
+        let (before, mut writable) = (queue.len(), 0);
+        for port in ports.iter_mut().filter(|port| !port.broken) {
+            let could_send = port.can_send();
+            port.poll(|port, received| {
+                let Some((mut from, start)) = read_header(port, &received, *domain) else { return false };
+                if from.port() == 0 {
+                    // rdma-core states port number 0 as long as its UDP socket is not bound.
+                    from = peers.find_by_qp(from.ip(), received.qpn).unwrap_or(from);
+                }
+                let is_wanted = !*shut_read && connected.is_none_or(|peer| peer == from);
+                let is_queued = is_wanted && queue.try_reserve(1).is_ok();
+                if is_queued {
+                    queue.push_back(Datagram { from, payload: Payload::Slot(port.key, received, start) });
+                }
+                is_queued
+            });
+            writable += u64::from(!could_send && port.can_send());
+        }
+        let edges = (queue.len() - before) as u64 + writable;
+        if edges > 0 {
+            self.watchers.edges.fetch_add(edges, Ordering::Relaxed);
+        }
+    }
+
     /// Notices that the UDP socket was full and is writable again.
     pub(super) fn check_udp_full(&self, state: &mut State) {
         if state.udp_full && state.udp().is_ok_and(Udp::is_writable) {
@@ -273,37 +303,7 @@ impl Dgram {
 }
 
 impl State {
-    /// Polls all ports. Returns the number of edges: one for each received datagram, and one for
-    /// each port that had no free send slot before and has one now.
-    pub(super) fn poll_ports(&mut self) -> u64 {
-        let State { ports, queue, peers, connected, shut_read, domain, .. } = self;
-        let (before, mut writable) = (queue.len(), 0);
-        for port in ports.iter_mut().filter(|port| !port.broken) {
-            let could_send = port.can_send();
-            port.poll(|port, received| {
-                let Some((mut from, start)) = read_header(port, &received, *domain) else { return false };
-                if from.port() == 0 {
-                    // rdma-core states port number 0 as long as its UDP socket is not bound.
-                    from = peers.find_by_qp(from.ip(), received.qpn).unwrap_or(from);
-                }
-                let is_wanted = !*shut_read && connected.is_none_or(|peer| peer == from);
-                let is_queued = is_wanted && queue.try_reserve(1).is_ok();
-                if is_queued {
-                    queue.push_back(Datagram { from, payload: Payload::Slot(port.key, received, start) });
-                }
-                is_queued
-            });
-            writable += u64::from(!could_send && port.can_send());
-        }
-        (queue.len() - before) as u64 + writable
-    }
-
-    /// Returns the length of the first datagram, 0 if there is none.
-    pub(super) fn first_len(&self) -> usize {
-        self.queue.front().map_or(0, |datagram| self.payload(datagram).len())
-    }
-
-    fn payload<'a>(&'a self, datagram: &'a Datagram) -> &'a [u8] {
+    pub(super) fn payload<'a>(&'a self, datagram: &'a Datagram) -> &'a [u8] {
         let in_slot = |port, received, start| self.port(port)?.bytes(received).get(start..);
         match &datagram.payload {
             // The port exists: before a port is removed, its datagrams are copied.

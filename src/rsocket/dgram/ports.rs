@@ -7,7 +7,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::port::{Port, bound_id};
@@ -43,15 +42,6 @@ pub(super) struct Search {
 }
 
 impl Dgram {
-    /// Polls the CQs of all ports, and counts the edges.
-    pub(super) fn poll(&self, state: &mut State) {
-        self.check_udp_full(state);
-        let edges = state.poll_ports();
-        if edges > 0 {
-            self.watchers.edges.fetch_add(edges, Ordering::Relaxed);
-        }
-    }
-
     /// Returns the port for datagrams to `peer`. Creates the port if there is none. If `answers` is
     /// set, the port is for the answer to a packet: within [`RETRY_DELAY`] of a failure to create a
     /// port, the call fails with `ENODEV`.
@@ -88,7 +78,11 @@ impl Dgram {
             }
             let port = state.ports.swap_remove(index);
             state.peers.forget(|path| path.port == port.key);
-            state.end_searches(port.key);
+            // A later datagram to the peer starts a new search.
+            for search in state.searches.extract_if(.., |search| search.port == port.key) {
+                reactor::unregister(search.key);
+                state.peers.search_not_started(&search.peer);
+            }
             state.copy_received(&port);
             drop(port);
             self.changed();
@@ -196,13 +190,5 @@ impl State {
         self.replaced_fds.try_reserve(1).map_err(|_| Errno::ENOMEM)?;
         self.replaced_fds.push(self.ports[index].channel.move_to_new_fd()?);
         Ok(())
-    }
-
-    /// Ends the searches that start at a port. A later datagram to the peer starts a new search.
-    pub(super) fn end_searches(&mut self, port: Key) {
-        for search in self.searches.extract_if(.., |search| search.port == port) {
-            reactor::unregister(search.key);
-            self.peers.search_not_started(&search.peer);
-        }
     }
 }

@@ -92,7 +92,7 @@ impl Dgram {
                 if state.queue.is_empty() {
                     self.poll(&mut state);
                 }
-                state.first_len() as c_int
+                state.queue.front().map_or(0, |first| state.payload(first).len() as c_int)
             }
             (SOL_SOCKET, SO_ERROR) if state.error.is_some() => state.error.take().map_or(0, Errno::get),
             _ if level as u32 == SOL_RDMA => match name {

@@ -34,12 +34,13 @@ pub struct Member {
 const MUTED: u32 = EPOLLET as u32;
 
 /// What the program requested with the last ADD or MOD.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Interest {
     pub events: u32,
     pub data: u64,
 }
 
+#[derive(Default)]
 struct State {
     /// `None` after the removal.
     rsocket: Option<Arc<dyn Pollable>>,
@@ -115,28 +116,15 @@ impl Snapshot {
 }
 
 impl Member {
-    pub fn new(
-        owner: &Arc<Epoll>,
-        fd: c_int,
-        serial: u32,
-        rsocket: Arc<dyn Pollable>,
-        interest: Interest,
-    ) -> Result<Arc<Member>> {
+    pub fn new(owner: &Arc<Epoll>, fd: c_int, rsocket: Arc<dyn Pollable>, interest: Interest) -> Result<Arc<Member>> {
         try_arc(Member {
             fd,
-            serial,
+            serial: owner.serial.fetch_add(1, Ordering::AcqRel),
             owner: Arc::downgrade(owner),
             queued: AtomicBool::new(false),
             readable: AtomicBool::new(false),
             removed: AtomicBool::new(false),
-            state: Mutex::new(State {
-                rsocket: Some(rsocket),
-                interest,
-                enabled: true,
-                version: 0,
-                reported: None,
-                descriptors: SmallList::new(),
-            }),
+            state: Mutex::new(State { rsocket: Some(rsocket), interest, enabled: true, ..State::default() }),
         })
     }
 
@@ -257,7 +245,7 @@ impl Member {
     pub fn detach(&self, main: &KernelEpoll) -> Option<Arc<dyn Pollable>> {
         let mut state = self.state.lock();
         self.removed.store(true, Ordering::SeqCst);
-        let descriptors = mem::replace(&mut state.descriptors, SmallList::new());
+        let descriptors = mem::take(&mut state.descriptors);
         for &(fd, _) in descriptors.as_slice() {
             // Fails if the rsocket has closed the descriptor.
             let _ = main.control(EPOLL_CTL_DEL, fd, None);

@@ -78,7 +78,7 @@ impl Epoll {
             main: program_fd.duplicate()?,
             program_fd: Mutex::new(Some(program_fd)),
             ordinary: KernelEpoll::new(libc::EPOLL_CLOEXEC)?,
-            queue: Queue::new()?,
+            queue: Queue { state: Mutex::default(), event: EventFd::new()? },
             members: Mutex::default(),
             serial: AtomicU32::new(0),
             closed: AtomicBool::new(false),
@@ -131,8 +131,7 @@ impl Epoll {
         if rsocket.ready(0) & POLLNVAL != 0 {
             return Err(Errno::EBADF);
         }
-        let serial = self.serial.fetch_add(1, Ordering::AcqRel);
-        let member = Member::new(self, fd, serial, Arc::clone(&rsocket), interest)?;
+        let member = Member::new(self, fd, Arc::clone(&rsocket), interest)?;
         self.insert(&member)?;
         let result = rsocket.watchers().add(member.clone()).and_then(|()| self.arm_or_queue(&member));
         if result.is_err() || member.is_removed() || self.check_not_closed().is_err() {
@@ -255,10 +254,6 @@ struct QueueState {
 }
 
 impl Queue {
-    pub fn new() -> Result<Queue> {
-        Ok(Queue { state: Mutex::default(), event: EventFd::new()? })
-    }
-
     /// Returns a number greater than the sequence number of every member in the queue.
     pub fn next_sequence(&self) -> u64 {
         self.state.lock().sequence

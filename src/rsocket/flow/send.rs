@@ -48,7 +48,7 @@ const LONGEST_PAUSE: u32 = 12;
 
 /// Limits of a connection's sending side. Only `buffer` changes after the connection is
 /// established.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct SendLimits {
     /// Send queue entries for data.
     pub sq_entries: u32,
@@ -89,7 +89,7 @@ struct Outstanding {
 }
 
 /// Credits, target buffer, send queue entries and send buffer space.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sender {
     limits: SendLimits,
     /// Number of send queue entries for data that belong to no [`Outstanding`], and number of
@@ -126,7 +126,7 @@ pub struct Sender {
 }
 
 /// The reasons why send completions have to be polled: a set of these constants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reasons(u8);
 
 impl Reasons {
@@ -150,21 +150,8 @@ impl Sender {
             limits,
             unclaimed_entries: limits.sq_entries,
             free_controls: limits.controls,
-            used: 0,
-            next: 0,
-            target,
-            credit_limit: 0,
-            credits_left: 0,
-            spare_credits: 0,
-            reserved_credits: 0,
             outstanding,
-            last_wr_id: 0,
-            signaled_wr_id: 0,
-            completed_wr_id: 0,
-            signal_due: 0,
-            unsignaled_bytes: 0,
-            reasons: Reasons(0),
-            burst: Burst::new(),
+            ..Sender::default()
         };
         sender.set_peer(limits.window, target);
         sender.note_space();
@@ -491,11 +478,13 @@ struct Burst {
     window: usize,
 }
 
-impl Burst {
-    fn new() -> Burst {
+impl Default for Burst {
+    fn default() -> Burst {
         Burst { at_once: AT_ONCE, held: 0, in_vain: 0, window: WINDOW }
     }
+}
 
+impl Burst {
     /// Counts a message that is sent.
     #[inline]
     fn count(&mut self) {

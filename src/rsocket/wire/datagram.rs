@@ -4,8 +4,6 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 const TAG: u32 = 0x5555_5555;
-const OP_DATA: u8 = 0;
-const OP_CONTROL: u8 = 7;
 const IPV4: u8 = 4;
 const IPV6: u8 = 6;
 
@@ -20,13 +18,13 @@ pub const MAX_UD_HEADER: usize = 24;
 /// Length of a UD header with an IPv4 address in bytes.
 pub const UD_IPV4_HEADER: usize = 8;
 
-/// The purpose of a UDP packet between rsockets.
+/// The purpose of a UDP packet between rsockets, with its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpOp {
     /// The payload follows. The sender requests the receiver's QP number.
-    Data,
+    Data = 0,
     /// No payload. Answers a [`Data`](UdpOp::Data) packet.
-    Control,
+    Control = 7,
 }
 
 /// The header of a UDP packet.
@@ -45,10 +43,7 @@ impl UdpHeader {
     pub fn emit(&self) -> ([u8; MAX_UDP_HEADER], usize) {
         let mut bytes = [0; MAX_UDP_HEADER];
         bytes[..4].copy_from_slice(&TAG.to_be_bytes());
-        bytes[5] = match self.op {
-            UdpOp::Data => OP_DATA,
-            UdpOp::Control => OP_CONTROL,
-        };
+        bytes[5] = self.op as u8;
         bytes[8..12].copy_from_slice(&(self.qpn & QPN_MASK).to_be_bytes());
         let len = match self.address {
             IpAddr::V4(ip) => {
@@ -72,11 +67,7 @@ impl UdpHeader {
     pub fn parse(packet: &[u8]) -> Option<(UdpHeader, usize)> {
         let ([t0, t1, t2, t3, version, op, length, _, q0, q1, q2, q3], rest) = packet.split_first_chunk()?;
         let tag = u32::from_be_bytes([*t0, *t1, *t2, *t3]);
-        let op = match *op {
-            OP_DATA => UdpOp::Data,
-            OP_CONTROL => UdpOp::Control,
-            _ => return None,
-        };
+        let op = [UdpOp::Data, UdpOp::Control].into_iter().find(|known| *known as u8 == *op)?;
         let len = length_of(*version, *length, UDP_IPV4_HEADER, MAX_UDP_HEADER)?;
         let address = ip(*version, rest)?;
         let qpn = u32::from_be_bytes([*q0, *q1, *q2, *q3]);
