@@ -303,6 +303,7 @@ impl Dgram {
 }
 
 impl State {
+    /// Returns the bytes of a datagram in the queue.
     pub(super) fn payload<'a>(&'a self, datagram: &'a Datagram) -> &'a [u8] {
         let in_slot = |port, received, start| self.port(port)?.bytes(received).get(start..);
         match &datagram.payload {
